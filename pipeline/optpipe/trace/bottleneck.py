@@ -23,6 +23,7 @@ from optpipe.trace.analysis import (
     sum_within,
     unite_intervals,
 )
+from optpipe.trace.counters import CountedWork, Counters, weigh_counters
 from optpipe.trace.details import OsCallKind, classify_os_call
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.nsys import ITERATION_RANGE
@@ -72,16 +73,29 @@ def find_long_gaps(timeline: Timeline) -> TimeIntervals:
 
 
 def find_bottleneck(
-    measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0
+    measured: Analysis,
+    roofs: Roofline | None = None,
+    idle_scale: float = 1.0,
+    counters: Counters | None = None,
 ) -> Bottleneck:
-    """Chooses between math, memory, and neither by the roofline; without it, only `GPU` is known."""
+    """Chooses between math, memory, and neither by the counters of most kernel time, or else by the roofline.
+
+    Without both, only `GPU` is known.
+    """
     timeline = measured.timeline
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
     gaps, idle = find_long_gaps(timeline), timeline.idle_by_cause
     away, reading = gaps.total_ns, intersect_intervals(gaps, _find_io(measured)).total_ns
     known = roofs is not None and roofs.contradiction is None
-    if roofs is not None and known and measured.iterations.height and timeline.busy.total_ns:
+    counted = weigh_counters(
+        counters,
+        measured.kernels.select("name", "total_ns", "count").iter_rows(),
+        max(measured.iterations.height, 1),
+    )
+    if counted is not None and counted.representative:
+        gpu, basis = _limit_as_counted(counted)
+    elif roofs is not None and known and measured.iterations.height and timeline.busy.total_ns:
         gpu, basis = _limit_at_peaks(measured, roofs)
     else:
         by_kind = measured.kernels.group_by("kind").agg(pl.col("share").sum())
@@ -130,6 +144,15 @@ def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor
     why += f"{least_ns / busy_ns:.0%} of {format_duration(busy_ns)} per iteration"
     if least_ns / busy_ns >= LIMITED_SHARE:
         return (LimitingFactor.MATH if roofs.math_share >= 0.5 else LimitingFactor.MEMORY), why
+    return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
+
+
+def _limit_as_counted(counted: CountedWork) -> tuple[LimitingFactor, str]:
+    dram, sm = counted.dram_peak_share, counted.sm_peak_share
+    why = f"in the kernels that Nsight Compute counted ({counted.share:.0%} of kernel time), DRAM runs at {dram:.0%} "
+    why += f"of its peak, the multiprocessors at {sm:.0%}"
+    if max(dram, sm) >= LIMITED_SHARE:
+        return (LimitingFactor.MEMORY if dram >= sm else LimitingFactor.MATH), why
     return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
 
 

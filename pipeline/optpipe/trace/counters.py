@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from optpipe.trace.kernels import find_function_name
+from optpipe.trace.kernels import find_function_name, make_comparable_name
 from optpipe.trace.nsys import ITERATION_RANGE, MEASURED_RANGE
 from optpipe.trace.tools import find_tool, run_to_end, run_tool
 
@@ -56,7 +56,8 @@ _LIMITS = {
     "barriers": "launch__occupancy_limit_barriers",
 }
 _FOLDERS = ("nvidia/nsight-compute/*/ncu", "../usr/local/cuda*/bin/ncu")
-_MOST_LAUNCHES = 40
+_FEWEST_LAUNCHES, _MOST_LAUNCHES = 40, 400
+_MOST_OF_TIME = 0.5
 _TIMEOUT_S = 600.0
 _HIGH_PERCENT, _LOW_PERCENT = 60.0, 20.0
 """Nsight Compute calls a unit above 60% of its peak well used."""
@@ -131,13 +132,69 @@ class Counters:
     remedy: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class CountedWork:
+    """The counted kernels of a stage together, weighted by their time in the recording."""
+
+    share: float
+    """Of all kernel time."""
+    dram_bytes: float | None
+    """Per iteration; None if not every launch was counted."""
+    dram_peak_share: float
+    """Of the sustained peak of DRAM."""
+    sm_peak_share: float
+
+    @property
+    def representative(self) -> bool:
+        """Whether most of the kernel time was counted."""
+        return self.share >= _MOST_OF_TIME
+
+
+def weigh_counters(
+    counters: Counters | None, kernels: Iterable[tuple[str, int, int]], iterations: int
+) -> CountedWork | None:
+    """`kernels` are the name, time in ns, and launches of each kernel of the recording. None if nothing was counted."""
+    counted = (
+        {}
+        if counters is None
+        else {make_comparable_name(each.name): each for each in counters.kernels}
+    )
+    total_ns, matched = 0, list[tuple[KernelCounters, int, int]]()
+    for name, time_ns, launches in kernels:
+        total_ns += time_ns
+        found = counted.get(make_comparable_name(name))
+        if found and found.dram_peak_percent is not None and found.sm_peak_percent is not None:
+            matched.append((found, time_ns, launches))
+    matched_ns = sum(time_ns for _, time_ns, _ in matched)
+    if not matched_ns:
+        return None
+    dram, sm = (
+        sum(time_ns * (getattr(each, percent) or 0.0) for each, time_ns, _ in matched)
+        / matched_ns
+        / 100
+        for percent in ("dram_peak_percent", "sm_peak_percent")
+    )
+    complete = all(each.launches * iterations >= launches for each, _, launches in matched)
+    moved = [(each.dram_bytes, launches / iterations) for each, _, launches in matched]
+    dram_bytes = sum(size * count for size, count in moved if size is not None)
+    is_known = complete and all(size is not None for size, _ in moved)
+    return CountedWork(matched_ns / total_ns, dram_bytes if is_known else None, dram, sm)
+
+
 def find_ncu() -> Path:
     """Searches `OPTPIPE_NCU`, PATH, and the folders of NVIDIA's packages. Raises MissingError."""
     missing = f"Nsight Compute (ncu) not found; install it: {NCU_INSTALL_HINT}"
     return find_tool("ncu", "OPTPIPE_NCU", _FOLDERS, missing)
 
 
-def make_ncu_command(ncu: Path, log: Path, kernels: Iterable[str], *, in_range: bool) -> list[str]:
+def make_ncu_command(
+    ncu: Path,
+    log: Path,
+    kernels: Iterable[str],
+    *,
+    in_range: bool,
+    launches: int = _FEWEST_LAUNCHES,
+) -> list[str]:
     """The command before the program. `kernels` are full names, of which ncu compares the function's."""
     names = sorted({find_function_name(name) for name in kernels})
     command = [str(ncu), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
@@ -146,7 +203,12 @@ def make_ncu_command(ncu: Path, log: Path, kernels: Iterable[str], *, in_range: 
         command += ["--section", section]
     command += ["--metrics", ",".join(_METRICS)]
     command += ["--kernel-name", f"regex:^({'|'.join(map(re.escape, names))})$"]
-    command += ["--launch-count", str(_MOST_LAUNCHES), "--kill", "yes"]
+    command += [
+        "--launch-count",
+        str(min(max(launches, _FEWEST_LAUNCHES), _MOST_LAUNCHES)),
+        "--kill",
+        "yes",
+    ]
     if in_range:
         # a push/pop range is named with a slash behind it (Nsight Compute CLI, "NVTX Filtering")
         command += ["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/{ITERATION_RANGE}/"]
@@ -154,15 +216,23 @@ def make_ncu_command(ncu: Path, log: Path, kernels: Iterable[str], *, in_range: 
 
 
 def count_kernels(
-    program: Sequence[str], kernels: Sequence[str], directory: Path, *, in_range: bool = True
+    program: Sequence[str],
+    kernels: Sequence[str],
+    directory: Path,
+    *,
+    in_range: bool = True,
+    launches: int = _FEWEST_LAUNCHES,
 ) -> Counters:
-    """Runs `program` once more under ncu. A refusal is in the result. Raises MissingError without ncu."""
+    """Runs `program` once more under ncu. A refusal is in the result. Raises MissingError without ncu.
+
+    The first `launches` of the kernels are counted, within bounds: those of one iteration give its bytes.
+    """
     ncu = find_ncu()
     tool = _read_version(ncu)
     if not kernels:
         return Counters(tool, why="the stage runs no kernels")
     log, output = directory / "ncu.csv", directory / "ncu.log"
-    command = [*make_ncu_command(ncu, log, kernels, in_range=in_range), *program]
+    command = [*make_ncu_command(ncu, log, kernels, in_range=in_range, launches=launches), *program]
     run_to_end(command, output, os.environ, timeout_s=_TIMEOUT_S, ask_s=5.0, name="ncu")
     said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     found = counters_from_csv(said)

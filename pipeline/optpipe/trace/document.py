@@ -58,7 +58,9 @@ _NAME_WIDTH, _ROWS = 60, 20
 def document_from_profile(profile: TraceProfile) -> Document:
     parts = list(list_profile_parts(profile))
     if isinstance(profile, RecordingProfile):
-        parts += list_detail_parts(profile.details, profile.modules, profile.loop)
+        parts += list_detail_parts(
+            profile, profile.details, profile.modules, profile.loop, profile.counters
+        )
         if profile.against is not None:
             parts += list_difference_parts(profile.against)
     return make_document(parts)
@@ -373,7 +375,7 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
     full: tuple[Part, ...] = ()
     if main is not None:
-        own = list_detail_parts(main.details, main.modules, main.loop, main.counters)
+        own = list_detail_parts(main.profile, main.details, main.modules, main.loop, main.counters)
         full = (*list_profile_parts(main.profile), *own)
     figures = figure_columns("time", "GPU busy", "gain")
     columns: list[Column | str] = ["stage", *figures, "limited by", "first thing to try"]

@@ -19,7 +19,7 @@ from optpipe.report.document import (
     figure_columns,
     make_table,
 )
-from optpipe.trace.counters import Counters
+from optpipe.trace.counters import Counters, weigh_counters
 from optpipe.trace.details import OsCalls, Stacks, StageDetails
 from optpipe.trace.differences import (
     Change,
@@ -31,7 +31,7 @@ from optpipe.trace.differences import (
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.loops import Loop, Spread
 from optpipe.trace.modules import ModuleRow, ModuleTree, group_paths
-from optpipe.trace.report import StageProfile
+from optpipe.trace.report import StageProfile, TraceProfile
 
 _ROWS, _STACK_ROWS, _MODULE_ROWS, _WIDTH = 12, 10, 25, 56
 _SHOWN_METRICS = (
@@ -42,10 +42,11 @@ _LANGUAGES = {"python": "Python lines", "native": "CPU functions"}
 
 
 def list_detail_parts(
+    profile: TraceProfile,
     details: StageDetails | None,
     modules: ModuleTree | None,
     loop: Loop | None,
-    counters: Counters | None = None,
+    counters: Counters | None,
 ) -> Iterator[Part]:
     """Nothing for a part that was not recorded; a sentence with the way out for one that was refused."""
     if loop is not None:
@@ -53,6 +54,7 @@ def list_detail_parts(
     if modules is not None:
         yield from tabulate_modules(modules)
     if counters is not None:
+        yield from _describe_counted(counters, profile)
         yield from tabulate_counters(counters)
     if details is not None:
         yield from _tabulate_metrics(details)
@@ -159,6 +161,29 @@ def _format_tensor_cores(row: ModuleRow) -> str:
     return f"{min(row.tensor_core_ns / row.matrix_ns, 1):.0%}" if row.matrix_ns else ""
 
 
+def _describe_counted(counters: Counters, profile: TraceProfile) -> Iterator[Sentence]:
+    """What the counted kernels move, beside the roofline's estimate for all layers."""
+    iterations = profile.iterations.count if profile.iterations else 1
+    kernels = ((row.name, row.total_ns, row.count) for row in profile.measured.kernels)
+    counted = weigh_counters(counters, kernels, iterations)
+    if counted is None:
+        return
+    text = (
+        f"{counted.share:.0%} of kernel time; DRAM at {counted.dram_peak_share:.0%} of its peak, "
+    )
+    text += f"multiprocessors at {counted.sm_peak_share:.0%}"
+    if counted.dram_bytes is not None:
+        text += f"; {format_bytes(counted.dram_bytes)} of DRAM per iteration"
+        if profile.roofline is not None:
+            layers = profile.roofline.layers
+            estimate = sum(
+                row.cost.bytes if row.cost.fused_bytes is None else row.cost.fused_bytes
+                for row in layers
+            )
+            text += f", where the graph's layers need {format_bytes(estimate)} with elementwise operators fused"
+    yield Sentence(text, Tone.STRONG, "counted")
+
+
 def tabulate_counters(counters: Counters) -> Iterator[Part]:
     if not counters.kernels:
         yield Sentence(
@@ -180,7 +205,8 @@ def tabulate_counters(counters: Counters) -> Iterator[Part]:
         for row in counters.kernels
     ]
     figures = figure_columns("time", "occupancy", "DRAM", "of peak", "SM", "Tensor pipe", "waves")
-    caption = f"{counters.tool}, clocks as they are; DRAM, SM, Tensor pipe: of the sustained peak; waves: blocks of the GPU's places"
+    caption = f"{counters.tool}, clocks as they are, caches emptied before each launch; DRAM, SM, Tensor pipe: of the sustained "
+    caption += "peak; waves: blocks of the GPU's places"
     yield make_table(["counted kernels", *figures, "limited by"], cells, caption=caption)
 
 

@@ -134,6 +134,18 @@ def find_function_name(name: str) -> str:
     return _strip_templates(flat).strip().removeprefix("void ").rsplit("::", 1)[-1].strip()
 
 
+@lru_cache(maxsize=8192)
+def make_comparable_name(name: str) -> str:
+    """The name without namespaces and casts of template arguments, which nsys prints and ncu does not.
+
+    >>> make_comparable_name("void at::native::kernel<(int)4, c10::Half>(at::TensorIterator &)")
+    'voidkernel<4,Half>(TensorIterator&)'
+    """
+    plain = re.sub(r"\((?:unsigned )?(?:int|long|bool|char|short)\)(?=-?\d)", "", name)
+    plain = re.sub(r"<?unnamed>::|\(anonymous namespace\)::", "", plain)
+    return re.sub(r"\s+", "", re.sub(r"\b[A-Za-z_]\w*::", "", plain))
+
+
 def shorten_name(name: str, width: int = 60) -> str:
     """The function's name without return type, namespaces, and template and call arguments, cut to `width`."""
     functor = re.search(

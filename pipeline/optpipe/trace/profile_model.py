@@ -36,8 +36,9 @@ from optpipe.trace.against import ComparedStage, compare_stages
 from optpipe.trace.analysis import Analysis, analysis_from_trace, select_measured_part
 from optpipe.trace.bottleneck import describe_quality
 from optpipe.trace.chrome import write_chrome_trace
-from optpipe.trace.counters import count_kernels, find_ncu
+from optpipe.trace.counters import Counters, count_kernels, find_ncu
 from optpipe.trace.differences import ProfileDifference
+from optpipe.trace.kernels import find_function_name
 from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage, probe_sources
 from optpipe.trace.program import (
     ProgramStage,
@@ -66,6 +67,7 @@ from optpipe.trace.report import (
     RecordingProfile,
     StageProfile,
     StageSubject,
+    TraceProfile,
     make_stage_views,
     profile_from_trace,
 )
@@ -319,11 +321,9 @@ def profile_program(
             ]
         if plan.kernels and has_gpu() and stages[0].profile.measured.kernels:
             with listener.step("count kernels"):
-                longest = [row.name for row in stages[0].profile.measured.kernels[: plan.kernels]]
-                counters = count_kernels(
-                    make_program_command(command), longest, scratch, in_range=False
-                )
-            stages[0] = replace(stages[0], counters=counters)
+                words = make_program_command(command)
+                counters = _count_longest(stages[0].profile, words, plan, scratch, in_range=False)
+            stages[0] = _judge_with_counters(stages[0], whole, counters)
         if plan.keep_raw:
             _keep_raw(scratch, folder, listener)
         difference = _compare_with(against, stages, run, listener)
@@ -431,9 +431,12 @@ def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
     subject, peaks = job.stages[0][0], found.peaks
     if peaks is None or subject.batch_size is None or job.source_graph is None:
         return None
-    tf32 = subject.precision == "tf32"
     graph = graph_costs_from_onnx(
-        job.source_graph, job.inputs, subject.batch_size, peaks, tf32=tf32
+        job.source_graph,
+        job.inputs,
+        subject.batch_size,
+        peaks,
+        precision=subject.precision or Precision.FP32,
     )
     return (
         replace(graph, layer_ns=sum_layer_times(job.source_graph, found.layer_ns))
@@ -466,14 +469,43 @@ def _profile_job(
             profile = profile_from_trace(whole, judged, facts, graph, measured=measured)
             listener.inform(f"profile {subject.name}: {describe_quality(profile.trace_quality)}")
             views = make_stage_views(whole, judged, recorded.sources, measured=measured)
-            counters = None
+            stage = StageProfile(subject, folder.name, judged, facts, profile, *views)
             if plan.kernels and job.on_gpu and subject.kind != "build":
-                longest = [row.name for row in profile.measured.kernels[: plan.kernels]]
                 with listener.step(f"count kernels of {subject.name}"):
-                    counters = count_kernels(make_worker_command(scratch), longest, scratch)
-            yield StageProfile(subject, folder.name, judged, facts, profile, *views, counters)
+                    counters = _count_longest(profile, make_worker_command(scratch), plan, scratch)
+                stage = _judge_with_counters(stage, whole, counters, graph)
+            yield stage
         if plan.keep_raw:
             _keep_raw(scratch, folder, listener)
+
+
+def _count_longest(
+    profile: TraceProfile,
+    program: Sequence[str],
+    plan: ProfilePlan,
+    scratch: Path,
+    *,
+    in_range: bool = True,
+) -> Counters:
+    """Counts the kernels that take longest, of which the launches of one iteration suffice."""
+    longest = profile.measured.kernels[: plan.kernels]
+    functions = {find_function_name(row.name) for row in longest}  # ncu tells no more apart
+    alike = [row for row in profile.measured.kernels if find_function_name(row.name) in functions]
+    iterations = profile.iterations.count if profile.iterations else 1
+    return count_kernels(
+        program,
+        [row.name for row in longest],
+        scratch,
+        in_range=in_range,
+        launches=-(-sum(row.count for row in alike) // iterations),
+    )
+
+
+def _judge_with_counters(
+    stage: StageProfile, whole: Analysis, counters: Counters, graph: GraphCosts | None = None
+) -> StageProfile:
+    profile = profile_from_trace(whole, stage.range, stage.facts, graph, counters=counters)
+    return replace(stage, profile=profile, counters=counters)
 
 
 def _keep_raw(scratch: Path, folder: Path, listener: Listener) -> None:
@@ -497,8 +529,11 @@ def profile_recording(
     with listener.step("views"):
         stage = _find_stage(path, range_name)
         facts, graph = _find_stage_facts(stage)
+        counters = None if stage is None else stage.counters
         measured = select_measured_part(whole, range_name)
-        profile = profile_from_trace(whole, range_name, facts, graph, measured=measured)
+        profile = profile_from_trace(
+            whole, range_name, facts, graph, measured=measured, counters=counters
+        )
         sources = stage.details.sources if stage is not None and stage.details else ()
         views = make_stage_views(whole, range_name, sources, measured=measured)
     if output is not None:
@@ -510,7 +545,7 @@ def profile_recording(
         with listener.step(f"read {against.name}"):
             difference = compare_with_run([side], against, range_name)
     own = {each.name: getattr(profile, each.name) for each in fields(profile)}
-    return RecordingProfile(**own, **views._asdict(), against=difference)
+    return RecordingProfile(**own, **views._asdict(), counters=counters, against=difference)
 
 
 def compare_with_run(

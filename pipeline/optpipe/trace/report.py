@@ -227,6 +227,7 @@ class RecordingProfile(TraceProfile):
     details: StageDetails | None = None
     modules: ModuleTree | None = None
     loop: Loop | None = None
+    counters: Counters | None = None
     against: ProfileDifference | None = None
 
 
@@ -263,11 +264,13 @@ def profile_from_trace(
     graph: GraphCosts | None = None,
     *,
     measured: Analysis | None = None,
+    counters: Counters | None = None,
 ) -> TraceProfile:
     """Judges the part of `trace` inside `range_name`, or inside optpipe's measured range, or all of it.
 
     With the model's `graph` its layers are compared with the roofline. Several ranges of one trace share one `Analysis`;
-    `measured` is that of the part, if it is already known. Raises BadInputError if the trace has no range called `range_name`.
+    `measured` is that of the part, if it is already known. `counters` of most kernel time decide what limits the kernels. Raises
+    BadInputError if the trace has no range called `range_name`.
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
     measured = select_measured_part(whole, range_name) if measured is None else measured
@@ -291,7 +294,7 @@ def profile_from_trace(
             - timeline.copy_only_ns
         )
         scale = min(1.0, max(0.0, left_ns / waiting_ns))
-    bottleneck = find_bottleneck(measured, roofline, scale)
+    bottleneck = find_bottleneck(measured, roofline, scale, counters)
     with_gaps = "idle_by_cause" not in quality.withheld
     if not with_gaps and (measured.trace.kernels.height or measured.trace.api.height):
         bottleneck = Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, quality.withheld["idle_by_cause"])
@@ -480,7 +483,9 @@ def recompute_stage(run: Run, stage: StageProfile) -> StageProfile | None:
     whole = analysis_from_trace(trace)
     measured = select_measured_part(whole, stage.range)
     graph = graph_costs_from_roofline(roofline) if roofline else None
-    profile = profile_from_trace(whole, stage.range, stage.facts, graph, measured=measured)
+    profile = profile_from_trace(
+        whole, stage.range, stage.facts, graph, measured=measured, counters=stage.counters
+    )
     again = replace(stage, profile=profile)
     if (stage.details, stage.modules, stage.loop) == (None, None, None):
         return again

@@ -284,6 +284,8 @@ def graph_costs_from_roofline(found: Roofline) -> GraphCosts:
 _TYPE_BYTES = {
     "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1, "fp64": 8, "int64": 8, "int32": 4, "bool": 1,
 }  # fmt: skip
+_CAST = ("fp16", "bf16")
+"""Types that a runtime may cast a whole FP32 graph to."""
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """The same bytes under another name."""
 _NO_COST = _VIEWS | {"Constant", "Shape"}
@@ -296,9 +298,17 @@ _ELEMENTWISE = frozenset({
 
 
 def graph_costs_from_onnx(
-    path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
+    path: Path,
+    inputs: Sequence[InputSpec],
+    batch_size: int,
+    peaks: Peaks,
+    *,
+    precision: str = "fp32",
 ) -> GraphCosts:
-    """With `tf32`, products of fp32 tensors count as TF32; products of dequantized tensors count as INT8."""
+    """The costs of a build in `precision`; products of dequantized tensors count as INT8.
+
+    The graph of a TF32 build is in FP32, and so is that of an FP16 build whose runtime casts it: all its FP32 counts as the build's type.
+    """
     model = load_onnx(path, weights=False)
     sized = [
         each
@@ -308,6 +318,10 @@ def graph_costs_from_onnx(
     ]
     known = infer_graph_types(model, sized)
     nodes = [node for node in model.graph.node if node.output]
+    tf32 = precision == "tf32"
+    if precision in _CAST and precision not in known.types.values():
+        types = {name: precision if kind == "fp32" else kind for name, kind in known.types.items()}
+        known = known._replace(types=types)
     fused, edge_bytes = _sum_fused_traffic(model.graph, nodes, known)
     quantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     costs = []

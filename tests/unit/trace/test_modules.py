@@ -1,4 +1,4 @@
-"""GPU time by module, groups of equal blocks, the comparison of two profiles, counters, loops, and the file for Perfetto."""
+"""GPU time by module, groups of equal blocks, the comparison of two profiles, loops, and the file for Perfetto."""
 
 import json
 import time
@@ -15,7 +15,6 @@ from tests.unit.trace.conftest import SAMPLE
 from optpipe.trace.against import ComparedStage, compare_stages
 from optpipe.trace.analysis import Analysis, analysis_from_trace, select_measured_part
 from optpipe.trace.chrome import write_chrome_trace
-from optpipe.trace.counters import counters_from_csv, make_ncu_command
 from optpipe.trace.differences import Change
 from optpipe.trace.loops import describe_loop
 from optpipe.trace.modules import (
@@ -28,8 +27,6 @@ from optpipe.trace.read import Trace
 from optpipe.trace.report import StageSubject, profile_from_trace
 
 Read = Callable[[Recording], Trace]
-GOLDEN = Path(__file__).parents[2] / "golden"
-COUNTED = GOLDEN / "ncu-raw.csv"
 
 
 def blocks(marks: bool = True, fused: bool = False, slow: int = 0) -> Recording:
@@ -179,52 +176,6 @@ def test_a_change_within_the_scatter_is_none(read: Read) -> None:
             trace.range("iter", begin, begin + 900)
             trace.kernel(GEMM, begin + 10, begin + 100 + delay, launch=(begin + 2, begin + 4))
     assert compare(noisy[0], noisy[1], read)["kernels"][GEMM] is Change.SAME
-
-
-def test_counters_of_a_raw_page() -> None:
-    product, addition = counters_from_csv(COUNTED.read_text())
-    assert product.name.startswith("nvjet_sm90")
-    assert (product.launches, product.duration_ns, product.dram_bytes) == (2, 38_000, 94_000_000)
-    assert product.dram_bytes_per_s == pytest.approx(94e6 / 38e-6)
-    assert product.occupancy_percent == 16.5
-    assert product.tensor_pipe_percent == 32
-    assert product.occupancy_limit in ("registers", "shared memory")
-    assert product.limiter.startswith("low occupancy")
-    assert addition.tensor_pipe_percent is None
-    assert addition.limiter == "DRAM throughput"
-    assert addition.waves == 0.71
-    assert addition.tail_share == pytest.approx(0.29)
-
-
-def test_counters_that_ncu_2025_3_read_on_an_h200() -> None:
-    """ResNet-50 in FP16 with eager torch, batch 8; two launches of each kernel are kept."""
-    found = counters_from_csv((GOLDEN / "ncu-h200.csv").read_text())
-    assert [each.launches for each in found] == [2] * 5
-    for each in found:
-        assert each.duration_ns is not None
-        assert each.dram_bytes is not None
-        assert 0 < each.occupancy_percent <= each.theoretical_occupancy_percent <= 100
-        assert each.occupancy_limit is not None
-        assert each.tensor_pipe_percent is not None
-    addition = next(each for each in found if "CUDAFunctor_add" in each.name)
-    images, channels, side = 8, 256, 56
-    read = 2 * 2 * images * channels * side**2  # two operands of FP16
-    assert addition.dram_read_bytes == pytest.approx(read, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "==ERROR== ERR_NVGPUCTRPERM", '"ID","Kernel Name"\n', "\x00\xff"]
-)
-def test_a_page_without_kernels(text: str) -> None:
-    assert counters_from_csv(text) == ()
-
-
-def test_ncu_leaves_the_clocks_alone_and_compares_the_functions_names(tmp_path: Path) -> None:
-    names = ["void at::native::foo<int>(float)", "nvjet_sm90_hsh"]
-    words = make_ncu_command(Path("/ncu"), tmp_path / "log", names, in_range=True)
-    assert words[words.index("--clock-control") + 1] == "none"
-    assert words[words.index("--kernel-name") + 1] == "regex:^(foo|nvjet_sm90_hsh)$"
-    assert "optpipe.measure/optpipe.iteration/" in words
 
 
 def test_a_loop_that_waits_for_its_data(read: Read) -> None:

@@ -97,6 +97,18 @@ def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
     assert (relu.macs, relu.bytes) == (0, 4 * 2 * (2 * 8 * 16))
 
 
+def test_a_graph_that_the_runtime_casts_has_the_costs_of_its_type(tmp_path: Path) -> None:
+    """torch and AOTInductor build FP16 from the FP32 graph: at the rate of FP32 its bound would lie above the measured time."""
+    spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
+    path = _graph(tmp_path)
+    single, half, tf32 = (
+        graph_costs_from_onnx(path, [spec], 2, PEAKS, precision=kind)
+        for kind in ("fp32", "fp16", "tf32")
+    )
+    assert [each.costs[0].type for each in (single, half, tf32)] == ["fp32", "fp16", "tf32"]
+    assert 2 * half.edge_bytes == single.edge_bytes == tf32.edge_bytes
+
+
 def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
     graph = _graph(tmp_path)
     assert sum_layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}

@@ -1000,6 +1000,7 @@ SHAPES = {
         "modules?": ["or", "ModuleTree", "null"],
         "loop?": ["or", "Loop", "null"],
         "counters?": ["or", "Counters", "null"],
+        "energy?": ["or", "EnergyUse", "null"],
     },
     "StageSubject": {
         "name": "text",
@@ -1297,11 +1298,20 @@ SHAPES = {
         "registers_per_thread?": ["or", "number", "null"],
         "occupancy_limit?": ["or", "text", "null"],
     },
+    "EnergyUse": {
+        "seconds": "number",
+        "iterations": "integer",
+        "gpu_j?": ["or", "number", "null"],
+        "gpu_why_not?": "text",
+        "cpu_j?": ["or", "number", "null"],
+        "cpu_why_not?": "text",
+    },
     "ProgramRun": {
         "command": ["list", "text"],
         "exit_status": "integer",
         "wall_s": "number",
         "output_tail?": "text",
+        "energy?": ["or", "EnergyUse", "null"],
     },
     "ProfileDifference": {
         "against": "text",

@@ -34,7 +34,11 @@ from optpipe.report.document import (
 )
 from optpipe.trace.analysis import Analysis, IdleCause, sum_within
 from optpipe.trace.bottleneck import Gap, LimitingFactor, Quality
-from optpipe.trace.document_details import list_detail_parts, list_difference_parts
+from optpipe.trace.document_details import (
+    describe_energy,
+    list_detail_parts,
+    list_difference_parts,
+)
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.report import (
@@ -59,7 +63,12 @@ def document_from_profile(profile: TraceProfile) -> Document:
     parts = list(list_profile_parts(profile))
     if isinstance(profile, RecordingProfile):
         parts += list_detail_parts(
-            profile, profile.details, profile.modules, profile.loop, profile.counters
+            profile,
+            profile.details,
+            profile.modules,
+            profile.loop,
+            profile.counters,
+            profile.energy,
         )
         if profile.against is not None:
             parts += list_difference_parts(profile.against)
@@ -375,7 +384,15 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
     full: tuple[Part, ...] = ()
     if main is not None:
-        own = list_detail_parts(main.profile, main.details, main.modules, main.loop, main.counters)
+        own = list_detail_parts(
+            main.profile,
+            main.details,
+            main.modules,
+            main.loop,
+            main.counters,
+            main.energy,
+            main.subject.batch_size,
+        )
         full = (*list_profile_parts(main.profile), *own)
     figures = figure_columns("time", "GPU busy", "gain")
     columns: list[Column | str] = ["stage", *figures, "limited by", "first thing to try"]
@@ -385,6 +402,9 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
             None if main is None else Section(f"{main.subject.name} in full", full),
             *(() if record.against is None else list_difference_parts(record.against)),
             None if record.program is None else _describe_program(record.program),
+            None
+            if record.program is None or record.program.energy is None
+            else describe_energy(record.program.energy),
             Sentence(str(record.run_dir), Tone.FAINT, "run"),
         ]
     )

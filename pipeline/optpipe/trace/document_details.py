@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from optpipe.core.quantity import format_bytes, format_duration
+from optpipe.core.quantity import Dimension, format_bytes, format_duration, format_quantity
 from optpipe.report.charts import Bar, draw_timeline
 from optpipe.report.document import (
     Cell,
@@ -32,6 +32,7 @@ from optpipe.trace.kernels import shorten_name
 from optpipe.trace.loops import Loop, Spread
 from optpipe.trace.modules import ModuleRow, ModuleTree, group_paths
 from optpipe.trace.report import StageProfile, TraceProfile
+from optpipe.workspace.energy import EnergyUse
 
 _ROWS, _STACK_ROWS, _MODULE_ROWS, _WIDTH = 12, 10, 25, 56
 _SHOWN_METRICS = (
@@ -47,12 +48,16 @@ def list_detail_parts(
     modules: ModuleTree | None,
     loop: Loop | None,
     counters: Counters | None,
+    energy: EnergyUse | None,
+    batch_size: int | None = None,
 ) -> Iterator[Part]:
     """Nothing for a part that was not recorded; a sentence with the way out for one that was refused."""
     if loop is not None:
         yield from describe_loop_parts(loop)
+    if energy is not None:
+        yield describe_energy(energy, batch_size)
     if modules is not None:
-        yield from tabulate_modules(modules)
+        yield from tabulate_modules(modules, energy)
     if counters is not None:
         yield from _describe_counted(counters, profile)
         yield from tabulate_counters(counters)
@@ -74,6 +79,34 @@ def list_detail_parts(
             if not state.recorded:
                 text = f"{state.name} is not recorded: {state.why}"
                 yield Sentence(text, Tone.DOUBTFUL, remedy=state.remedy)
+
+
+def describe_energy(energy: EnergyUse, batch_size: int | None = None) -> Sentence:
+    """Joules of the GPU and of the CPU packages, each with the reason if it is not known, and performance per watt."""
+    texts = []
+    for what, joules, why_not in (
+        ("GPU", energy.gpu_j, energy.gpu_why_not),
+        ("CPU packages", energy.cpu_j, energy.cpu_why_not),
+    ):
+        if joules is None:
+            texts.append(f"{what}: not counted ({why_not})")
+            continue
+        each = joules / (energy.iterations or 1)
+        unit = " an iteration" if energy.iterations else ""
+        text = f"{what}: {_format_joules(each)}{unit}, {joules / energy.seconds:.0f} W"
+        if batch_size and energy.iterations and joules > 0:
+            rate = batch_size * energy.iterations / joules
+            text += f", {format_quantity(rate, Dimension.SAMPLE_EFFICIENCY)}"
+        texts.append(text)
+    known = energy.gpu_j is not None or energy.cpu_j is not None
+    over = f"; approximate, over {energy.seconds:.1f} s" if known else ""
+    return Sentence("; ".join(texts) + over, Tone.PLAIN if known else Tone.FAINT, "energy")
+
+
+def _format_joules(joules: float) -> str:
+    if joules >= 100:
+        return f"{joules:,.0f} J"
+    return f"{joules:.3g} J" if joules >= 1 else f"{joules * 1e3:.3g} mJ"
 
 
 def describe_loop_parts(loop: Loop) -> Iterator[Part]:
@@ -114,8 +147,14 @@ def _format_quartiles(spread: Spread) -> str:
     return f"{format_duration(spread.low)}, {format_duration(spread.high)}"
 
 
-def tabulate_modules(tree: ModuleTree) -> Iterator[Part]:
-    """The modules that take at least 1%, in the order in which they run; times per iteration."""
+def tabulate_modules(tree: ModuleTree, energy: EnergyUse | None = None) -> Iterator[Part]:
+    """The modules that take at least 1%, in the order in which they run; times per iteration.
+
+    The energy of a module is estimated as its share of the kernel time.
+    """
+    iteration_j = None
+    if energy is not None and energy.gpu_j is not None and energy.iterations:
+        iteration_j = energy.gpu_j / energy.iterations
     named = tree.named_ns / tree.kernel_ns if tree.kernel_ns else 0.0
     yield Sentence(f"{named:.0%} of kernel time belongs to a named module", Tone.STRONG, "modules")
     worth = [row for row in tree.rows if row.share >= 0.01]
@@ -128,6 +167,7 @@ def tabulate_modules(tree: ModuleTree) -> Iterator[Part]:
             f"{row.kernels / tree.iterations:.0f}",
             _format_tensor_cores(row),
             ", ".join(row.precisions[:3]),
+            "" if iteration_j is None else f"≈ {_format_joules(row.share * iteration_j)}",
         )
         for row in shown
     ]
@@ -136,9 +176,12 @@ def tabulate_modules(tree: ModuleTree) -> Iterator[Part]:
         *figure_columns("share", "time", "kernels"),
         figure_column("Tensor Cores"),
         "types",
+        figure_column("energy"),
     ]
     more = len(tree.rows) - len(shown)
     caption = "Tensor Cores: share of the module's matrix work that uses them"
+    if iteration_j is not None:
+        caption += "; energy: the GPU's, by the share of kernel time"
     caption += f"\n{more} smaller modules are in the JSON" if more else ""
     yield make_table(columns, cells, caption=caption)
     groups: list[Row] = [

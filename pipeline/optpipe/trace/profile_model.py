@@ -469,7 +469,9 @@ def _profile_job(
             profile = profile_from_trace(whole, judged, facts, graph, measured=measured)
             listener.inform(f"profile {subject.name}: {describe_quality(profile.trace_quality)}")
             views = make_stage_views(whole, judged, recorded.sources, measured=measured)
-            stage = StageProfile(subject, folder.name, judged, facts, profile, *views)
+            stage = StageProfile(
+                subject, folder.name, judged, facts, profile, *views, energy=found.energy
+            )
             if plan.kernels and job.on_gpu and subject.kind != "build":
                 with listener.step(f"count kernels of {subject.name}"):
                     counters = _count_longest(profile, make_worker_command(scratch), plan, scratch)
@@ -529,7 +531,7 @@ def profile_recording(
     with listener.step("views"):
         stage = _find_stage(path, range_name)
         facts, graph = _find_stage_facts(stage)
-        counters = None if stage is None else stage.counters
+        counters, energy = (None, None) if stage is None else (stage.counters, stage.energy)
         measured = select_measured_part(whole, range_name)
         profile = profile_from_trace(
             whole, range_name, facts, graph, measured=measured, counters=counters
@@ -545,7 +547,9 @@ def profile_recording(
         with listener.step(f"read {against.name}"):
             difference = compare_with_run([side], against, range_name)
     own = {each.name: getattr(profile, each.name) for each in fields(profile)}
-    return RecordingProfile(**own, **views._asdict(), counters=counters, against=difference)
+    return RecordingProfile(
+        **own, **views._asdict(), counters=counters, energy=energy, against=difference
+    )
 
 
 def compare_with_run(

@@ -7,7 +7,6 @@ modules of networks.
 
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from optpipe.trace.read import Trace, match_names, trace_from_sqlite
 from optpipe.trace.record import add_python_stacks
 from optpipe.trace.report import ProgramRun
 from optpipe.trace.sources import Source, SourceState
+from optpipe.workspace.energy import compute_energy_use, read_energy
 
 HOOK = Path(__file__).parent / "hook"
 STEP_RANGE, DATA_RANGE = "optpipe.step", "optpipe.data"
@@ -87,14 +87,15 @@ def record_user_program(
         timeout_s=None,
         environment=make_marks(sources),
     )
-    begun = time.monotonic()
+    begun = read_energy()
     came = record_program(make_program_command(command), scratch, capture)
-    wall_s = time.monotonic() - begun
+    energy = compute_energy_use(begun, read_energy())
     run = ProgramRun(
         tuple(command),
         came.exit_status,
-        wall_s,
+        energy.seconds,
         _find_last_lines(came) if came.exit_status else "",
+        energy,
     )
     trace = _read_trace(came, run, scratch, sources, listener)
     return RecordedProgram(trace, run, tuple(_limit_source(state, trace) for state in granted))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -66,6 +66,7 @@ from optpipe.trace.roofline import Peaks, measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.rules import StageFacts
 from optpipe.trace.sources import Source, SourceState
 from optpipe.workspace.arrays import read_arrays, write_arrays
+from optpipe.workspace.energy import EnergyUse, compute_energy_use, read_energy
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
@@ -139,6 +140,8 @@ class WorkerResult:
     """Results of a profiled process in addition to its recording, or its error."""
 
     unprofiled_iteration_ns: float | None = None
+    energy: EnergyUse | None = None
+    """Of iterations without a recording."""
     peaks: Peaks | None = None
     marked: bool = False
     """Whether the session opens ranges around its layers."""
@@ -327,6 +330,8 @@ def open_scratch_folder(store: Store) -> Iterator[Path]:
 
 _WARM_UP_S = 0.3
 """Clocks, caches, and thread pools settle by time, not by count."""
+_ENERGY_S = 2.0
+"""Energy counters move in steps of up to a tenth of a second."""
 _SETTLING = 3
 """Iterations between the start of a recording and the first that counts."""
 
@@ -353,7 +358,8 @@ def run_job(job: WorkerJob) -> WorkerResult:
     if isinstance(job.work, BuildJob):
         return _run_build(job.work, job.scratch / "store")
     if isinstance(job.work, PreprocessJob):
-        return WorkerResult(_measure(_make_preprocess_iteration(job.work), job))
+        measured = _measure(_make_preprocess_iteration(job.work), job)
+        return WorkerResult(measured.iteration_ns, measured.energy)
     if isinstance(job.work, InferenceJob):
         return _run_inference(job.work, job)
     raise StageError(f"{job.scratch / JOB} names no work")
@@ -418,13 +424,15 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
             binding.launch()
             synchronize()
 
-        unprofiled_ns = _measure(iteration, job)
+        measured = _measure(iteration, job)
         threads = int(work.options.get("threads", 0)) or None
         peaks = measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads)
         layer_ns = BACKENDS[work.backend].time_layers(
             entry.path, entry.info, work.options, inputs, job.scratch
         )
-        return WorkerResult(unprofiled_ns, peaks, layer_ns=layer_ns, marked=marked)
+        return WorkerResult(
+            measured.iteration_ns, measured.energy, peaks, layer_ns=layer_ns, marked=marked
+        )
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
@@ -440,14 +448,22 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
     return iteration
 
 
-def _measure(iteration: Callable[[], None], job: WorkerJob) -> float:
-    """Warms up, times, and records; returns the median of the timed iterations in ns."""
+class _Unprofiled(NamedTuple):
+    """Of iterations without a recording: the median time, and their energy."""
+
+    iteration_ns: float
+    energy: EnergyUse
+
+
+def _measure(iteration: Callable[[], None], job: WorkerJob) -> _Unprofiled:
+    """Warms up, times, and records."""
     deadline = time.perf_counter() + _WARM_UP_S
     warmed = 0
     while warmed < job.warm_up or time.perf_counter() < deadline:
         iteration()
         warmed += 1
     times = [end - begun for begun, _, end in islice(time_calls(iteration), job.iterations)]
+    energy = _measure_energy(iteration)
     if job.modules:
         turn_marks_on()
     with mark_range(CAPTURE_RANGE):
@@ -457,7 +473,16 @@ def _measure(iteration: Callable[[], None], job: WorkerJob) -> float:
             for _ in times:
                 with mark_range(ITERATION_RANGE):
                     iteration()
-    return statistics.median(times)
+    return _Unprofiled(statistics.median(times), energy)
+
+
+def _measure_energy(iteration: Callable[[], None]) -> EnergyUse:
+    """Runs iterations for as long as the counters need; none without a counter."""
+    before, count = read_energy(), 0
+    while before.has_counters and time.monotonic() < before.at_s + _ENERGY_S:
+        iteration()
+        count += 1
+    return compute_energy_use(before, read_energy(), count)
 
 
 def _make_synchronizer(*, on_gpu: bool) -> Callable[[], None]:

@@ -49,6 +49,7 @@ from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, graph
 from optpipe.trace.rules import ProfileFinding, RuleContext, StageFacts, apply_rules
 from optpipe.trace.sources import SourceState
 from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores
+from optpipe.workspace.energy import EnergyUse
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
 from optpipe.workspace.runs import newest_runs
@@ -189,6 +190,7 @@ class ProgramRun:
     wall_s: float
     output_tail: str = ""
     """The end of what it printed, if it failed."""
+    energy: EnergyUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,8 @@ class StageProfile:
     loop: Loop | None = None
     counters: Counters | None = None
     """None unless ncu was asked."""
+    energy: EnergyUse | None = None
+    """Of iterations without a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,7 @@ class RecordingProfile(TraceProfile):
     modules: ModuleTree | None = None
     loop: Loop | None = None
     counters: Counters | None = None
+    energy: EnergyUse | None = None
     against: ProfileDifference | None = None
 
 

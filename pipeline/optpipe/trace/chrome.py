@@ -1,7 +1,8 @@
 """A trace in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): `X` is an event
-with a duration, `M` names processes and threads, `C` is a counter. Times are microseconds.
+with a duration, `b` and `e` are the ends of one that need not nest, `M` names processes and threads, `C` is a counter. Times are
+microseconds.
 """
 
 import json
@@ -41,10 +42,7 @@ def list_events(whole: Analysis) -> Iterator[Event]:
     trace = whole.trace
     origin_ns = whole.timeline.start_ns
     yield from _name_tracks(whole)
-    for table, category in (("ranges", "nvtx"), ("api", "cuda"), ("os_calls", "os")):
-        frame = getattr(trace, table)
-        for name, start, end, thread in _rows(frame, "name", "start_ns", "end_ns", "thread"):
-            yield _span(name, category, start, end, origin_ns, *_host_track(thread))
+    yield from _list_host_spans(whole, origin_ns)
     paths = _find_paths(whole)
     for name, start, end, device, stream, launch in _rows(
         trace.kernels, "name", "start_ns", "end_ns", "device", "stream", "correlation_id"
@@ -68,6 +66,34 @@ def list_events(whole: Analysis) -> Iterator[Event]:
             "tid": _METRICS_THREAD,
             "args": {"value": value or 0.0},
         }
+
+
+def _list_host_spans(whole: Analysis, origin_ns: int) -> Iterator[Event]:
+    """Ranges and calls of each thread; one that begins in another and outlasts it is asynchronous.
+
+    On one thread, a viewer shows events with a duration only if they nest.
+    """
+    parts = [
+        getattr(whole.trace, table)
+        .select("start_ns", "end_ns", "thread", pl.col("name").cast(pl.String))
+        .with_columns(category=pl.lit(category))
+        for table, category in (("ranges", "nvtx"), ("api", "cuda"), ("os_calls", "os"))
+    ]
+    ordered = pl.concat(parts).sort("thread", "start_ns", "end_ns", descending=[False, False, True])
+    owner, open_until = None, list[int]()
+    for number, (start, end, thread, name, category) in enumerate(ordered.iter_rows()):
+        if thread != owner:
+            owner, open_until = thread, []
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        track = _host_track(thread)
+        if open_until and end > open_until[-1]:
+            shared = {"name": name, "cat": category, "id": number, "pid": track[0], "tid": track[1]}
+            yield {**shared, "ph": "b", "ts": (start - origin_ns) / 1e3}
+            yield {**shared, "ph": "e", "ts": (end - origin_ns) / 1e3}
+        else:
+            open_until.append(end)
+            yield _span(name, category, start, end, origin_ns, *track)
 
 
 def _find_paths(whole: Analysis) -> dict[tuple[int, str], str]:

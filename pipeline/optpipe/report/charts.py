@@ -80,7 +80,7 @@ class Point:
 
 
 def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str, y: str) -> Figure:
-    """Draws the share of the queries, from 0% to 100%, over their time."""
+    """Draws shares, from 0% to 100%: of the queries over their time, or of a device's peak over the time of a recording."""
     points = [
         {"x": _round(px), "y": _round(py), "series": curve.label}
         for curve in curves

@@ -67,8 +67,9 @@ from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.judge import find_drop_limit
 from optpipe.signoff.loosened import describe_loosened
+from optpipe.trace.differences import ProfileDifference
 from optpipe.trace.document import draw_profile
-from optpipe.trace.document_details import draw_details
+from optpipe.trace.document_details import draw_details, list_difference_parts
 from optpipe.trace.report import (
     StageProfile,
     analyze_stage,
@@ -314,6 +315,7 @@ def page_from_verdict(
     pictures: Sequence[Figure],
     limits: Sequence[Sentence],
     files: RawFiles,
+    difference: ProfileDifference | None = None,
 ) -> Page:
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
@@ -336,6 +338,7 @@ def page_from_verdict(
         *_list_comparison_sections(comparison, figures),
         Section("Preprocessing, side by side", tuple(pictures), "parity"),
         Section("What limits performance", tuple(limits), "profile"),
+        *_list_difference(difference),
         _make_evidence_section(recompute, comparison.environment, expiry),
     ]
     return Page(
@@ -354,6 +357,16 @@ def page_from_verdict(
         + _find_next_step(record, Path()),
         SEALED,
     )
+
+
+def _list_difference(difference: ProfileDifference | None) -> Iterator[Section]:
+    if difference is not None:
+        title = f"The profile against {difference.against}"
+        caution = (
+            "The profile states this; the one that it was compared with is not in this dossier."
+        )
+        parts = (Sentence(caution, Tone.DOUBTFUL), *list_difference_parts(difference))
+        yield Section(title, parts, "difference", folded=True)
 
 
 def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator[str]:
@@ -501,11 +514,13 @@ def make_dossier_page(
     drawn = draw_measurements(comparison, measured, runs, folder) if figures else []
     if figures and profiled is not None:
         run, stage, profile_files = profiled
-        drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
-        drawn += draw_details(stage, profile_files)
+        measured_part = analyze_stage(run, stage)
+        drawn += draw_profile(stage.profile, profile_files, measured_part)
+        drawn += draw_details(stage, profile_files, measured_part)
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
     limits = () if profiled is None else tuple(_list_limits(*profiled[:2]))
-    return page_from_verdict(verdict, comparison, drawn, pictures, limits, files)
+    difference = None if profiled is None else read_profile(profiled[0]).against
+    return page_from_verdict(verdict, comparison, drawn, pictures, limits, files, difference)
 
 
 def _list_limits(run: Run, stage: StageProfile) -> Iterator[Sentence]:

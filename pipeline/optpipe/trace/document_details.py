@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+import polars as pl
+
 from optpipe.core.quantity import Dimension, format_bytes, format_duration, format_quantity
-from optpipe.report.charts import Bar, draw_timeline
+from optpipe.report.charts import Bar, Curve, draw_distributions, draw_timeline
 from optpipe.report.document import (
     Cell,
     Column,
+    ColumnKind,
     Figure,
     Part,
     RawFiles,
@@ -19,6 +22,7 @@ from optpipe.report.document import (
     figure_columns,
     make_table,
 )
+from optpipe.trace.analysis import Analysis
 from optpipe.trace.counters import Counters, weigh_counters
 from optpipe.trace.details import OsCalls, Stacks, StageDetails
 from optpipe.trace.differences import (
@@ -31,6 +35,7 @@ from optpipe.trace.differences import (
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.loops import Loop, Spread
 from optpipe.trace.modules import ModuleRow, ModuleTree, group_paths
+from optpipe.trace.read import match_names
 from optpipe.trace.report import StageProfile, TraceProfile
 from optpipe.workspace.energy import EnergyUse
 
@@ -348,14 +353,18 @@ def _tabulate_differences(what: str, rows: Sequence[Difference], *, notable: boo
             _format_side(row.before),
             _format_side(row.after),
             _format_change(row),
+            _format_interval(row),
             _format_counts(row) if notable else "",
             Cell(row.change, CHANGES[row.change]),
         )
         for row in rows[:_ROWS]
     ]
     more = f"and {len(rows) - len(cells)} more" if len(rows) > len(cells) else ""
-    figures = figure_columns("before", "after", "change", "launches")
-    return make_table([what, *figures, "is"], cells, caption=more)
+    before, after, change, launches = figure_columns("before", "after", "change", "launches")
+    interval = Column("95% interval", ColumnKind.FIGURE, below=True)
+    state = Column("is", ColumnKind.STATE)
+    columns: list[Column | str] = [what, before, after, change, interval, launches, state]
+    return make_table(columns, cells, caption=more)
 
 
 def _format_side(side: Side) -> str:
@@ -370,11 +379,14 @@ def _format_change(row: Difference) -> str:
         return "new"
     if not row.after.mean_ns:
         return "gone"
-    share = f"{row.change_ns / row.before.mean_ns:+.1%}"
-    if row.interval_ns is None:
-        return share
+    return f"{row.change_ns / row.before.mean_ns:+.1%}"
+
+
+def _format_interval(row: Difference) -> str:
+    if row.interval_ns is None or not row.before.mean_ns:
+        return ""
     low, high = (f"{edge / row.before.mean_ns:+.1%}" for edge in row.interval_ns)
-    return f"{share} [{low}, {high}]"
+    return f"[{low}, {high}]"
 
 
 def _format_counts(row: Difference) -> str:
@@ -385,10 +397,53 @@ def _format_counts(row: Difference) -> str:
 _MOST_BARS = 1_500
 
 
-def draw_details(stage: StageProfile, files: RawFiles) -> Iterator[Figure]:
-    """The network's modules as an icicle, if the stage names them."""
+_DRAWN_METRICS = (
+    "SMs Active",
+    "SM Active",
+    "Tensor Active",
+    "DRAM Read",
+    "DRAM Write",
+    "PCIe RX",
+    "PCIe TX",
+)
+_MOST_POINTS = 240
+"""A drawing is 272 pixels wide."""
+
+
+def draw_details(
+    stage: StageProfile, files: RawFiles, measured: Analysis | None
+) -> Iterator[Figure]:
+    """GPU metrics over time, if `measured` has them, and the network's modules as an icicle, if the stage names them."""
+    if measured is not None:
+        yield from draw_metrics(measured, files)
     if stage.modules is not None:
         yield from draw_module_tree(stage.modules, files)
+
+
+def draw_metrics(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
+    """Activity of the GPU's units in the measured part; samples of one point of the drawing are averaged."""
+    start_ns, end_ns = measured.timeline.start_ns, measured.timeline.end_ns
+    frame, devices = measured.trace.metrics, measured.trace.kernels["device"].unique()
+    inside = frame.filter(
+        (pl.col("time_ns") >= start_ns) & (pl.col("time_ns") < end_ns),
+        pl.col("device").is_in(devices.implode()) if devices.len() else pl.lit(value=True),
+    )
+    width_ns = max((end_ns - start_ns) // _MOST_POINTS, 1)
+    curves = []
+    for word in _DRAWN_METRICS:
+        mine = inside.filter(match_names(inside, rf"^{word}\b.*%"))
+        mine = mine.filter(pl.col("name") == mine["name"].first()) if mine.height else mine
+        table = (
+            mine.group_by((pl.col("time_ns") - start_ns) // width_ns)
+            .agg(pl.col("value").mean())
+            .sort("time_ns")
+        )
+        if table.height > 1 and table["value"].max():
+            points = tuple((at * width_ns / 1e6, value / 100) for at, value in table.iter_rows())
+            curves.append(Curve(word, points, files))
+    if curves:
+        caption = "Hardware counters of the GPU over the measured part of the recording."
+        yield draw_distributions("GPU activity", caption, curves, "ms", "share of the peak")
 
 
 def draw_module_tree(tree: ModuleTree, files: RawFiles) -> Iterator[Figure]:

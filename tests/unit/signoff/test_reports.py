@@ -43,6 +43,13 @@ from optpipe.signoff.reports import (
     render_junit,
 )
 from optpipe.signoff.verify import verify_dossier
+from optpipe.trace.differences import (
+    Change,
+    Difference,
+    ProfileDifference,
+    Side,
+    StageDifference,
+)
 
 POLICY = """schema = 1
 name = "<script>alert('x')</script> & co"
@@ -270,3 +277,17 @@ def report(record):
 )
 def test_reports_are_as_they_were_read_and_approved(name, text):
     assert_golden(text(), f"{name}.txt")
+
+
+def test_a_page_has_the_difference_of_its_profile() -> None:
+    side = Side(1.0, 2000.0, 10.0)
+    row = Difference("time", side, side, 0.0, (-5.0, 5.0), Change.SAME)
+    stage = StageDifference(
+        "a", "b", ("batch size: 1 before, 8 after",), True, (5, 5), (row,), (), (), ()
+    )
+    difference = ProfileDifference("profile-1", (stage,), ("preprocess (before)",))
+    page = render_html(
+        page_from_verdict(RECORD, Comparison((), {}, {}), (), (), (), (), difference)
+    )
+    for words in ("The profile against profile-1", "batch size: 1 before, 8 after", "preprocess"):
+        assert words in page

@@ -10,7 +10,9 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import Judged
 
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.document import document_from_profile, document_from_stages
+from optpipe.trace.document_details import draw_metrics
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.read import Trace
 from optpipe.trace.report import StageProfile, StageSubject, TraceProfile, profile_from_trace
@@ -119,3 +121,17 @@ def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(
         share = {each.rule: each.gain_share for each in found}
         assert share["underfilled-gpu"] == pytest.approx(unused_ns / time_ns, rel=1e-3)
         assert share["launch-gaps"] < 0.9  # host times are a share of what was recorded
+
+
+def test_gpu_metrics_are_drawn_over_the_measured_time(read: Callable[[Recording], Trace]) -> None:
+    trace = phenomena.gpu_bound()
+    for at in range(0, 400, 5):
+        trace.metric("SMs Active [Throughput %]", at, 80)
+        trace.metric("DRAM Read Bandwidth [Throughput %]", at, 0)
+        trace.metric("GPC Clock Frequency [MHz]", at, 1980)
+    measured = select_measured_part(analysis_from_trace(read(trace)))
+    [figure] = draw_metrics(measured, ())
+    assert figure.title == "GPU activity"
+    assert [name for name, *_ in figure.legend] == ["SMs Active"], "what is always 0 has no line"
+    without = select_measured_part(analysis_from_trace(read(phenomena.gpu_bound())))
+    assert list(draw_metrics(without, ())) == []

@@ -213,7 +213,8 @@ EVENT = {
     "type": "object",
     "required": ["ph", "name", "pid", "tid"],
     "properties": {
-        "ph": {"enum": ["X", "M", "C"]},
+        "ph": {"enum": ["X", "M", "C", "b", "e"]},
+        "id": {"type": "integer"},
         "name": {"type": "string"},
         "cat": {"type": "string"},
         "ts": {"type": "number", "minimum": 0},
@@ -226,6 +227,10 @@ EVENT = {
         {"if": {"properties": {"ph": {"const": "X"}}}, "then": {"required": ["ts", "dur", "cat"]}},
         {"if": {"properties": {"ph": {"const": "C"}}}, "then": {"required": ["ts", "args"]}},
         {"if": {"properties": {"ph": {"const": "M"}}}, "then": {"required": ["args"]}},
+        {
+            "if": {"properties": {"ph": {"enum": ["b", "e"]}}},
+            "then": {"required": ["ts", "cat", "id"]},
+        },
     ],
     "additionalProperties": False,
 }
@@ -257,6 +262,30 @@ def test_the_file_for_perfetto(read: Read, tmp_path: Path) -> None:
     assert [event["name"] for event in events if event["ph"] == "C"] == [
         "SMs Active [Throughput %]"
     ]
+
+
+def test_events_of_a_thread_nest_for_perfetto(read: Read, tmp_path: Path) -> None:
+    """A range that is started and ended, not pushed and popped, may outlast the one that it begins in."""
+    recording = launch_bound()
+    recording.range("crossing", 100, 5000)
+    recording.range("request", 200, 6000)
+    whole = analysis_from_trace(read(recording))
+    write_chrome_trace(whole, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    Draft202012Validator(TRACE_FORMAT).validate({"traceEvents": events})
+    assert [event["ph"] for event in events if event["name"] == "request"] == ["b", "e"]
+    spans = sorted(
+        (event["tid"], event["ts"], -event["dur"])
+        for event in events
+        if event["ph"] == "X" and event["cat"] != "kernel"
+    )
+    ends: dict[int, list[float]] = {}
+    for thread, begin, minus in spans:
+        around = ends.setdefault(thread, [])
+        while around and around[-1] <= begin:
+            around.pop()
+        assert not around or begin - minus <= around[-1]
+        around.append(begin - minus)
 
 
 def test_the_whole_recording_equals_its_tables_to_the_nanosecond() -> None:

@@ -81,6 +81,8 @@ class BuildPlan:
     """The minimum SNR of each output; None for the default of its precision."""
     required_share: float | None = None
     """The minimum share of a build's MACs in its precision; None if the build only states it."""
+    recover: tuple[str, ...] = ()
+    """The steps of `--recover`, which win accuracy back in INT8."""
     steps: str | None = None
     """`--steps`; None without a trajectory."""
     given: Precision | None = None
@@ -379,6 +381,7 @@ def _build_one(
                 *given,
                 half,
                 form,
+                plan.recover,
             )
         made_of, options = (
             (graph, result.model, model.fresh_module),
@@ -538,6 +541,7 @@ def build_artifact(
             details=built.details,
             remarks=(*given.remarks, *built.remarks) if given else built.remarks,
             ranges=given.ranges if given else "",
+            recovery=given.recovery if given else (),
             packages=backend.packages,
             mixed=given.mixed if given else None,
         )

@@ -8,9 +8,10 @@ from optpipe.backends.registry import backends_from_text, require_known_options
 from optpipe.build.build import BuildPlan
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, MissingError, require_existing
-from optpipe.core.precision import budget_from_text, precisions_from_text
+from optpipe.core.precision import Precision, budget_from_text, precisions_from_text
 from optpipe.core.quantity import Dimension, read_quantity, share_from_text
 from optpipe.core.wording import Argument
+from optpipe.quantize.recovery.recover import steps_from_text
 from optpipe.workspace.environment import list_gpus
 
 AUTO = "auto"
@@ -40,6 +41,7 @@ def plan_builds(
     minimum_snr: str | None = None,
     require_share: str | None = None,
     steps: str | None = None,
+    recover: str | None = None,
     truncate: bool = False,
 ) -> BuildPlan:
     """The plan of everything that builds: FP16 without `precision`; without `backend` one that suits; `auto`: all candidates.
@@ -53,6 +55,11 @@ def plan_builds(
     target, wanted = require_device(device), backend or AUTO
     choosing, named = precision == AUTO, wanted not in (AUTO, "all")
     precisions = () if choosing else precisions_from_text(precision or "fp16")
+    if (steps_of := steps_from_text(recover)) and precisions and Precision.INT8 not in precisions:
+        raise BadInputError(
+            "applies to int8 alone; add it to " + Argument("precision"),
+            argument=Argument("recover", recover),
+        )
     candidates = "all" if choosing and not named else wanted
     minimum = None
     if minimum_snr is not None:
@@ -78,5 +85,6 @@ def plan_builds(
         minimum_snr_db=minimum,
         required_share=share,
         steps=steps,
+        recover=steps_of,
         truncate=truncate,
     )

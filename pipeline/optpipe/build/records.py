@@ -10,6 +10,7 @@ from optpipe.core.entries import (
     ArtifactInfo,
     Device,
     ModelInfo,
+    RecoveryStep,
     SkippedLayer,
     VerificationInfo,
     WeightsRecord,
@@ -106,6 +107,8 @@ class ArtifactResult:
     """Why the precision is not what was asked for, such as a share below `--require-share`."""
     ranges: str = ""
     """Of a model that comes quantized: which of its ranges and weights the build has bit for bit."""
+    recovery: tuple[RecoveryStep, ...] = ()
+    """The steps of `--recover`, the ranges first; empty without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def result_from_build(
                 kept=each.kept,
                 shortfall=each.shortfall,
                 ranges=each.entry.info.ranges,
+                recovery=each.entry.info.recovery,
             )
             for each in result.artifacts
         ),
@@ -194,6 +198,7 @@ def document_from_build(result: BuildResult) -> Document:
                 f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"
             ),
             _tabulate_artifacts(result.artifacts) if result.artifacts else None,
+            *_tabulate_recovery(result.artifacts),
             *_describe_artifacts(result.artifacts),
             *_list_omissions(result.failed, result.skipped),
             *warn_of_weights(weights),
@@ -226,6 +231,37 @@ def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
         for each in artifacts
     ]
     return make_table(columns, rows)
+
+
+def _tabulate_recovery(artifacts: Sequence[ArtifactResult]) -> Iterator[Table]:
+    """The steps of `--recover`, once for builds of one graph."""
+    by_steps = group_pairs((each.recovery, each.id) for each in artifacts if each.recovery)
+    for steps, builds in by_steps.items():
+        rows: list[Row] = [
+            (
+                step.name,
+                step.did,
+                "" if step.snr_db is None else format_snr(step.snr_db),
+                _format_gain(step),
+                ""
+                if step.drop is None or step.drop_ci is None
+                else format_drop(step.drop, step.drop_ci),
+                format_duration(step.seconds * 1e9),
+                Cell("kept", Tone.GOOD) if step.kept else Cell("left out", Tone.FAINT),
+            )
+            for step in steps
+        ]
+        columns: list[Column | str] = ["step", "did"]
+        columns += figure_columns("SNR", "gain, dB", "drop, points", "time")
+        yield make_table(
+            [*columns, ""], rows, title=f"recovery of {', '.join(builds)}, on held-out samples"
+        )
+
+
+def _format_gain(step: RecoveryStep) -> str:
+    if step.gain_db is None or step.gain_ci is None:
+        return ""
+    return f"{step.gain_db:+.2f} [{step.gain_ci[0]:+.2f}, {step.gain_ci[1]:+.2f}]"
 
 
 def _format_shares(artifact: ArtifactResult) -> Cell:

@@ -76,6 +76,14 @@ def build(
             metavar="COST",
         ),
     ] = None,
+    recover: Annotated[
+        str | None,
+        Param(
+            "Steps that win accuracy back in INT8 without labels: auto, none, or some of equalize, smoothquant, rounding, and "
+            "bias. Each is kept if it helps on held-out samples, and --budget ends the search.",
+            metavar="NAME[,…]",
+        ),
+    ] = None,
     min_snr: Annotated[
         str | None,
         Param(
@@ -136,6 +144,7 @@ def build(
         min_snr=min_snr,
         require_share=require_share,
         steps=steps,
+        recover=recover,
     )
     if targets.precision == "auto":
         from optpipe.build.choose import choose_build

@@ -136,6 +136,7 @@ def build_plan_from_options(
     min_snr: str | None = None,
     require_share: str | None = None,
     steps: str | None = None,
+    recover: str | None = None,
 ) -> "BuildPlan":
     """The plan of every command that builds."""
     from optpipe.backends.registry import parse_options
@@ -152,5 +153,6 @@ def build_plan_from_options(
         minimum_snr=min_snr,
         require_share=require_share,
         steps=steps,
+        recover=recover,
         truncate=ranges.truncate,
     )

@@ -122,6 +122,34 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoveryStep:
+    """One step of `--recover`, judged on samples that it did not see."""
+
+    name: str
+    did: str
+    """`12 corrected biases`."""
+    snr_db: float | None = None
+    """Of the quantized graph after the step, the lowest of its outputs."""
+    gain_db: float | None = None
+    """How much the SNR of a sample rises on average; None for the ranges, which come first."""
+    gain_ci: tuple[float, float] | None = None
+    drop: float | None = None
+    drop_ci: tuple[float, float] | None = None
+    seconds: float = 0.0
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredInfo(ModelInfo):
+    """The graph of a model in FP32 after steps of `--recover`: `model.onnx` and `card.json`."""
+
+    KIND: ClassVar[str] = "recovered"
+
+    steps: tuple[RecoveryStep, ...] = ()
+    """All that were tried; empty for the graph of one step."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceInfo:
     KIND: ClassVar[str] = "reference"
 
@@ -192,6 +220,8 @@ class GraphInfo:
     """Of a model that comes quantized: which of its ranges and weights the graph has bit for bit."""
     remarks: tuple[str, ...] = ()
     """What was changed in the graph of a model that comes quantized."""
+    recovery: tuple[RecoveryStep, ...] = ()
+    """The steps of `--recover`, the ranges first; empty without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +260,8 @@ class ArtifactInfo:
     """Files that it loads besides the main file."""
     ranges: str = ""
     """Of a model that comes quantized: which of its ranges and weights the build has bit for bit."""
+    recovery: tuple[RecoveryStep, ...] = ()
+    """The steps of `--recover`, the ranges first; empty without it."""
     packages: tuple[str, ...] = ()
     """The distributions whose versions decide how it behaves, the runtime's first; empty in entries of earlier versions."""
 

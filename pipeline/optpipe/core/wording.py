@@ -257,7 +257,7 @@ def show_in_python(value: Any) -> str:
 _MODEL = frozenset({"weights", "batch", "shape"})
 _BUILD = frozenset(
     {"precision", "backend", "device", "calibration", "data", "budget", "option", "truncate"}
-    | {"min_snr", "require_share", "steps"}
+    | {"min_snr", "recover", "require_share", "steps"}
 )
 _CHOICE = frozenset({"precision", "backend", "device"})
 _BENCH = frozenset(

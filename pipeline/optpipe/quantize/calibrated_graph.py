@@ -15,6 +15,7 @@ from optpipe.core.entries import (
     CalibrationInfo,
     GraphInfo,
     ModelInfo,
+    RecoveryStep,
     SampleSetSummary,
     SkippedLayer,
     WeightsRecord,
@@ -343,19 +344,26 @@ def make_calibrated_graph(
     budget: Budget | None = None,
     held_out: Collection[str] = (),
     half: bool = True,
+    recover: Sequence[str] = (),
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` in INT8 or FP8 with Q/DQ pairs in the form `target`.
 
     The other layers of an INT8 graph are FP16 if `half` is set and the form is TensorRT's, and FP32 otherwise.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; default: the card's set, without the
-    samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point. Raises
+    samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point, after
+    the steps `recover` of an INT8 graph. Raises
     BadInputError for a budget with a table, and for FP8 with too few linear layers.
     """
     half = half and target == "tensorrt"
     if target == "fp8":
         _require_linear_layers(model)
     if calibration is not None and is_table(calibration):
+        if recover:
+            raise BadInputError(
+                Argument("recover")
+                + f" needs calibration data to learn from, and {calibration} is a finished calibration table"
+            )
         if budget is not None:
             raise BadInputError(
                 Argument("budget")
@@ -365,17 +373,25 @@ def make_calibrated_graph(
             model, read_table(calibration), target, (), store, listener, half=half
         )
     samples, _ = load_calibration_data(model, calibration, None, 0, listener, held_out)
-    entry, _ = calibrate_model(model, samples, tuple(METHODS), (target,), store, listener)
-    tables = tables_from_entry(entry)
-    compared, _ = compare_methods(
-        model, tables, hold_out(samples, tuple(METHODS))[1], target, store, listener
-    )
-    best = tables[compared.info.best]
+    steps: tuple[RecoveryStep, ...] = ()
+    source = model
+    if recover and precision is Precision.INT8:
+        from optpipe.quantize.recovery.recover import recover_accuracy
+
+        def calibrate(altered: Entry[ModelInfo], learn: SampleSet) -> CalibrationTable:
+            return _calibrate_best(model, altered, learn, target, store, listener)[0]
+
+        found = recover_accuracy(
+            model, recover, samples, target, budget, calibrate, store, listener
+        )
+        source, best, steps, made_of = found.source, found.table, found.steps, found.parents
+    else:
+        best, made_of = _calibrate_best(model, model, samples, target, store, listener)
     if budget is None:
         return graph_from_table(
-            model, best, target, (entry.id, compared.id), store, listener, half=half
+            source, best, target, made_of, store, listener, half=half, recovery=steps
         )
-    lowering = lower_by_table(model, best, target)
+    lowering = lower_by_table(source, best, target)
     chosen, _ = select_kept_layers(model, lowering, samples, budget, store, listener)
     require_lowered(chosen.info, precision)
     ranking = (
@@ -383,10 +399,34 @@ def make_calibrated_graph(
         if chosen.info.keep
         else ()
     )
-    best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
+    best, parents = replace(best, keep=chosen.info.keep), (*made_of, chosen.id)
     return graph_from_table(
-        model, best, target, parents, store, listener, (chosen, ranking), half=half
+        source,
+        best,
+        target,
+        parents,
+        store,
+        listener,
+        (chosen, ranking),
+        half=half,
+        recovery=steps,
     )
+
+
+def _calibrate_best(
+    model: Entry[ModelInfo],
+    altered: Entry[ModelInfo],
+    samples: SampleSet,
+    target: Target,
+    store: Store,
+    listener: Listener,
+) -> tuple[CalibrationTable, tuple[str, ...]]:
+    """The table of `altered`, a graph of `model`, that keeps the outputs nearest to those of `model`, and the entries it is made of."""
+    entry, _ = calibrate_model(altered, samples, tuple(METHODS), (target,), store, listener)
+    tables = tables_from_entry(entry)
+    judge = hold_out(samples, tuple(METHODS))[1]
+    compared, _ = compare_methods(model, tables, judge, target, store, listener, altered)
+    return tables[compared.info.best], (entry.id, compared.id)
 
 
 def _require_linear_layers(model: Entry[ModelInfo]) -> None:
@@ -415,6 +455,7 @@ def graph_from_table(
     chosen: tuple[Entry[SelectionInfo], Sequence[LayerCost]] | None = None,
     *,
     half: bool = False,
+    recovery: tuple[RecoveryStep, ...] = (),
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` of `model` by `table`, with FP16 around the Q/DQ pairs if `half`; `chosen` is a budget's selection and
     its ranking.
@@ -476,6 +517,7 @@ def graph_from_table(
             int8_layers=placed.layers,
             kept=placed.skipped,
             mixed=mixed,
+            recovery=recovery,
         )
 
     return store.produce(GraphInfo, recipe, make, parents=(model.id, *parents), listener=listener)

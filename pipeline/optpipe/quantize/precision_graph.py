@@ -60,6 +60,7 @@ def convert_to_precision(
     budget: Budget | None = None,
     half: bool = True,
     form: QdqForm | None = None,
+    recover: Sequence[str] = (),
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry whose `model.onnx` has `precision`; FP32 and TF32 are the exported graph.
 
@@ -69,6 +70,12 @@ def convert_to_precision(
     so it has no graph.
     """
     if (own := model.info.own_precision) is not None:
+        if recover and precision is Precision.INT8:
+            raise BadInputError(
+                f"{model.info.name} comes in {own}, and its weights and ranges stay as they are; leave "
+                + Argument("recover")
+                + " out"
+            )
         if budget is not None and precision in BUDGETED:
             raise BadInputError(
                 f"{model.info.name} comes in {own}, so "
@@ -94,6 +101,7 @@ def convert_to_precision(
             budget,
             reference.info.held_out,
             half,
+            recover,
         )
     if budget is not None and precision in BUDGETED:
         return convert_within_budget(budget, model, reference, calibration, store, listener)

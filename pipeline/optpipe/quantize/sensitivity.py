@@ -69,6 +69,7 @@ class Fp32Reference:
         if self.card.task in TASKS:
             task.require_model(self.card)
         self.task, self.usual_db = task, 0.0
+        self.each_db: NDArray[np.float64] = np.zeros(0)
         self.selection = read_selection(model.file(ONNX))
         self.reference = self._predict(load_onnx(model.file(ONNX)), step)
         self.truths: Sequence[Any] | None = None
@@ -83,10 +84,10 @@ class Fp32Reference:
         return "agreement" if self.truths is None else self.task.score
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
-        """Also sets `usual_db`, the mean SNR of the samples of the first output."""
+        """Also sets `each_db`, the SNR of each sample of the first output, and `usual_db`, their mean."""
         found = self._predict(graph, step)
         pairs = self._pair_outputs(found)
-        snr = None
+        snr, self.each_db = None, np.zeros(0)
         if all(expected.size and expected.shape == value.shape for expected, value in pairs):
             errors, rows = (
                 [compute_output_error("", *pair).snr_db for pair in pairs],
@@ -100,7 +101,8 @@ class Fp32Reference:
                 each_db = np.clip(
                     10 * np.log10(rows["reference_square"] / rows["difference_square"]), -150, 150
                 )
-            self.usual_db = float(np.nan_to_num(each_db).mean())
+            self.each_db = np.nan_to_num(each_db).astype(np.float64)
+            self.usual_db = float(self.each_db.mean())
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
         cost = (
@@ -225,8 +227,12 @@ def compare_methods(
     target: Target,
     store: Store,
     listener: Listener,
+    altered: Entry[ModelInfo] | None = None,
 ) -> tuple[Entry[MethodsInfo], bool]:
-    """The store entry `methods`: the cost of every table's graph. The best has the highest SNR of all samples plus mean SNR of each."""
+    """The store entry `methods`: the cost of every table's graph, against FP32 of `model`.
+
+    The tables may be of its `altered` graph. The best has the highest SNR of all samples plus mean SNR of each.
+    """
     device: Device = "cuda" if target not in CPU_FORMS and list_gpus() else "cpu"
     found = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, samples) | {
@@ -236,7 +242,7 @@ def compare_methods(
     }
 
     def make(_: object) -> MethodsInfo:
-        graph, costs, usual = load_onnx(model.file(ONNX)), {}, {}
+        graph, costs, usual = load_onnx((altered or model).file(ONNX)), {}, {}
         integers: Integers = {}
         with listener.step("compare methods", total=(1 + len(tables)) * len(samples.files)) as step:
             against = Fp32Reference(model, samples, step, device)

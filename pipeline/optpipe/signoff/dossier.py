@@ -23,6 +23,7 @@ from optpipe.core.entries import (
     CalibrationInfo,
     GraphInfo,
     ModelInfo,
+    RecoveredInfo,
     ReferenceInfo,
     VerificationInfo,
 )
@@ -50,8 +51,8 @@ RUN_SUFFIXES = frozenset({".json", ".parquet", ".png"})
 BUILD_KINDS = {
     kind.KIND: kind
     for kind in (
-        ArtifactInfo, CalibrationInfo, GraphInfo, MethodsInfo, ModelInfo, ReferenceInfo, SelectionInfo, SensitivityInfo,
-        VerificationInfo,
+        ArtifactInfo, CalibrationInfo, GraphInfo, MethodsInfo, ModelInfo, RecoveredInfo, ReferenceInfo, SelectionInfo,
+        SensitivityInfo, VerificationInfo,
     )
 }  # fmt: skip
 

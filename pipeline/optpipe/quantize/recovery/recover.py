@@ -1,0 +1,439 @@
+"""`build --precision int8 --recover`: which steps win accuracy back, each tried on samples that it did not see.
+
+A step is kept if the SNR of held-out samples rises by more than its interval includes. The ranges of calibration are the first
+step; layers left in floating point, by a budget's search, are the last, in `calibrated_graph`.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.backends.base import Device
+from optpipe.backends.onnx_graph import load_onnx, name_nodes
+from optpipe.backends.onnx_products import read_attributes
+from optpipe.backends.rewrites import RewriteGuard
+from optpipe.core import onnx
+from optpipe.core.card import ModelCard
+from optpipe.core.entries import ModelInfo, RecoveredInfo, RecoveryStep
+from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.events import Listener
+from optpipe.core.plan import choices_from_text
+from optpipe.core.precision import Budget, PrecisionCost
+from optpipe.core.records import plain_from_record
+from optpipe.core.wording import Argument
+from optpipe.models.export.source_graph import make_probe
+from optpipe.models.inputs.sample_set import SampleSet, draw_subset
+from optpipe.models.stored_card import read_stored_card
+from optpipe.quantize.qdq import (
+    CPU_FORMS,
+    LEVELS,
+    SEVEN_BIT_LEVELS,
+    Target,
+    quantize_graph,
+    quantize_weights,
+)
+from optpipe.quantize.ranges import CalibrationTable, read_table, write_table
+from optpipe.quantize.recovery.biases import MeanCounter, correct_biases
+from optpipe.quantize.recovery.layers import EditedGraph, find_output_axis, iterate_tensors
+from optpipe.quantize.recovery.rounding import collect_moments, round_together
+from optpipe.quantize.recovery.scaling import Divider, divide_channels, list_scaled_tensors
+from optpipe.quantize.sensitivity import Fp32Reference
+from optpipe.stats.means import Mean
+from optpipe.stats.paired import CONFIDENCE
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.environment import get_package_version, list_gpus
+from optpipe.workspace.file_names import CARD, ONNX, TOKENIZER
+from optpipe.workspace.store import Store
+
+REVISION = 1
+TABLE = "calibration-table.json"
+AUTO, NONE = "auto", "none"
+LEARNING_SAMPLES = 64
+"""Samples from which a step learns; the ranges are of all."""
+JUDGE_SHARE = 4
+"""One of so many samples is held out to judge, up to `MOST_JUDGES`."""
+MOST_JUDGES = 256
+FEWEST_JUDGES = 8
+MOST_INPUTS = 4608
+"""Inputs of one output of a layer whose second moments are held in memory: 3 × 3 × 512."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What a step may use: the graph it changes, the table of its ranges, and samples to learn from."""
+
+    model: Entry[ModelInfo]
+    card: ModelCard
+    table: CalibrationTable
+    target: Target
+    samples: SampleSet
+    device: Device
+
+    def quantize(self, graph: Any) -> Any:
+        return quantize_graph(graph, self.table, self.target)[0]
+
+    def list_layers(self, graph: Any) -> tuple[str, ...]:
+        return quantize_graph(graph, self.table, self.target)[1].layers
+
+    def iterate(self, graph: Any, tensors: Sequence[str]) -> Any:
+        return iterate_tensors(self.model, self.card, graph, self.samples, tensors, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    change: Callable[[Any, Workbench], tuple[Any, int]]
+    changed: str
+    """What it changes, in words: `tensors with balanced channels`."""
+    exact: bool
+    """Whether the graph computes the same in FP32, so that it is compared, and its ranges are new."""
+
+
+def balance_channels(kind: Divider) -> Callable[[Any, Workbench], tuple[Any, int]]:
+    def change(graph: Any, bench: Workbench) -> tuple[Any, int]:
+        layers = bench.list_layers(graph)
+        axes = list_scaled_tensors(graph, kind, layers)
+        peaks: dict[str, NDArray[Any]] = {}
+        for values in bench.iterate(graph, [*axes]) if axes else ():
+            for name, axis in axes.items():
+                value = np.abs(values[name])
+                found = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).max(axis=0)
+                peaks[name] = np.maximum(peaks.get(name, 0), found)
+        return divide_channels(graph, kind, layers, peaks)
+
+    return change
+
+
+def learn_rounding(graph: Any, bench: Workbench) -> tuple[Any, int]:
+    """`graph` with the weights of its quantized layers on their grids, where rounding to the nearest would put them elsewhere."""
+    edited, moments = EditedGraph(graph), dict[str, NDArray[np.float64]]()
+    nodes = [edited.nodes[name] for name in bench.list_layers(graph)]
+    nodes = [
+        node
+        for node in nodes
+        if (weight := edited.read_weight(node)) is not None
+        and weight.size // weight.shape[find_output_axis(node)] <= MOST_INPUTS
+    ]
+    for values in bench.iterate(graph, [node.input[0] for node in nodes]) if nodes else ():
+        for node in nodes:
+            weight = edited.read_weight(node)
+            assert weight is not None
+            found = collect_moments(values[node.input[0]], node, read_attributes(node), weight)
+            if found is not None:
+                moments[node.name] = moments.get(node.name, 0) + found
+    count = 0
+    for node in nodes:
+        if node.name in moments:
+            made = round_weight(
+                edited.read_weight(node), find_output_axis(node), moments[node.name], bench.target
+            )
+            if made is not None:
+                edited.write(node, 1, made)
+                count += 1
+    return edited.finish(), count
+
+
+def round_weight(
+    values: Any, axis: int, moments: NDArray[np.float64], target: Target
+) -> NDArray[np.float32] | None:
+    """A weight on its grid; None if that gives the integers that rounding to the nearest gives, or another grid.
+
+    `moments` is (groups, inputs, inputs) of the layer's data.
+    """
+    steps, scale = quantize_weights(values, axis, target)
+    outputs = np.moveaxis(values, axis, 0).reshape(len(scale), -1).astype(np.float64)
+    nearest = np.moveaxis(steps, axis, 0).reshape(len(scale), -1).astype(np.int32)
+    groups = len(moments)
+    if len(scale) % groups or outputs.shape[1] != moments.shape[1]:
+        return None
+    size, found = len(scale) // groups, nearest.copy()
+    levels = SEVEN_BIT_LEVELS if target == "cpu-7bit" else LEVELS
+    wide = scale.astype(np.float64)
+    for group in range(groups):
+        part = slice(group * size, (group + 1) * size)
+        found[part] = round_together(
+            outputs[part], nearest[part], wide[part], moments[group], levels
+        )
+    if np.array_equal(found, nearest):
+        return None
+    shape = np.moveaxis(values, axis, 0).shape
+    made = np.moveaxis((found * wide[:, None]).astype(np.float32).reshape(shape), 0, axis)
+    again, same_scale = quantize_weights(made, axis, target)
+    kept = np.array_equal(np.moveaxis(again, axis, 0).reshape(found.shape), found)
+    return (
+        np.ascontiguousarray(made)
+        if kept and np.allclose(same_scale, scale, rtol=1e-6, atol=0)
+        else None
+    )
+
+
+def correct_means(graph: Any, bench: Workbench) -> tuple[Any, int]:
+    def measure(each: Any, axes: Mapping[str, int]) -> Mapping[str, NDArray[np.float64]]:
+        counter = MeanCounter(axes)
+        for values in bench.iterate(each, [*axes]):
+            counter.add(values)
+        return counter.means()
+
+    return correct_biases(graph, bench.list_layers(graph), bench.quantize, measure)
+
+
+STEPS: Mapping[str, Step] = {
+    "equalize": Step(
+        balance_channels("layer"), "tensors between layers with balanced channels", exact=True
+    ),
+    "smoothquant": Step(
+        balance_channels("normalization"),
+        "tensors behind normalizations with balanced channels",
+        exact=True,
+    ),
+    "rounding": Step(learn_rounding, "weights rounded together", exact=False),
+    "bias": Step(correct_means, "corrected biases", exact=False),
+}
+"""In the order in which they are tried: a correction of biases comes after the rounding whose shift it corrects."""
+
+
+def steps_from_text(text: str | None) -> tuple[str, ...]:
+    """Reads `--recover`: `auto` is all steps, `none` is none of them."""
+    if text is None or text.strip() == NONE:
+        return ()
+    chosen = choices_from_text(text, [AUTO, NONE, *STEPS], "recover")
+    return tuple(name for name in STEPS if AUTO in chosen or name in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the Q/DQ pairs are put into: the model itself if no step helped."""
+
+    source: Entry[ModelInfo]
+    table: CalibrationTable
+    steps: tuple[RecoveryStep, ...]
+    parents: tuple[str, ...]
+
+
+def recover_accuracy(
+    model: Entry[ModelInfo],
+    names: Sequence[str],
+    samples: SampleSet,
+    target: Target,
+    budget: Budget | None,
+    calibrate: Callable[[Entry[ModelInfo], SampleSet], CalibrationTable],
+    store: Store,
+    listener: Listener,
+) -> Recovered:
+    """Tries the steps `names` one after the other, and stops where the `budget` holds.
+
+    `calibrate` gives the best table of an entry. Raises BadInputError for too few samples.
+    """
+    judge, learn = split_samples(samples)
+    device: Device = "cuda" if target not in CPU_FORMS and list_gpus() else "cpu"
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "steps": list(names),
+        "set": samples.sha256,
+        "labels": [each.label for each in samples.files],
+        "target": target,
+        "budget": None if budget is None else plain_from_record(budget),
+        "provider": device,
+        "tools": {name: get_package_version(name) for name in ("onnx", "onnxruntime-gpu")},
+    }
+
+    def make(directory: Path) -> RecoveredInfo:
+        found = _try_steps(
+            model, names, judge, learn, target, budget, calibrate, device, store, listener
+        )
+        _write_entry(directory, found.source, load_onnx(found.source.file(ONNX)))
+        write_table(directory / TABLE, found.table)
+        return _describe(model, found.steps)
+
+    entry, _ = store.produce(RecoveredInfo, recipe, make, parents=(model.id,), listener=listener)
+    table, helped = read_table(entry.file(TABLE)), any(each.kept for each in entry.info.steps[1:])
+    source = as_model(entry) if helped else model
+    return Recovered(source, table, entry.info.steps, (entry.id,))
+
+
+def as_model(entry: Entry[RecoveredInfo]) -> Entry[ModelInfo]:
+    """An altered graph where a model is expected, whose record it extends."""
+    return cast("Entry[ModelInfo]", entry)
+
+
+def split_samples(samples: SampleSet) -> tuple[SampleSet, SampleSet]:
+    """The samples that judge, and those that the steps learn from. Raises BadInputError for too few."""
+    count = min(MOST_JUDGES, len(samples.files) // JUDGE_SHARE)
+    if count < FEWEST_JUDGES:
+        raise BadInputError(
+            Argument("recover")
+            + f" holds out one calibration sample in {JUDGE_SHARE} to judge its steps, and {len(samples.files)} are too few",
+            remedy=f"give {JUDGE_SHARE * FEWEST_JUDGES} or more with "
+            + Argument("calibration")
+            + ", or leave "
+            + Argument("recover")
+            + " out",
+        )
+    judge = draw_subset(samples, count)
+    judging = {*judge.files}
+    return judge, replace(
+        samples, files=tuple(each for each in samples.files if each not in judging)
+    )
+
+
+class _Judge:
+    """The SNR of quantized graphs on the held-out samples, against the model's own FP32 graph."""
+
+    def __init__(self, model: Entry[ModelInfo], samples: SampleSet, device: Device) -> None:
+        self._reference = Fp32Reference(model, samples, device=device)
+
+    def measure(self, graph: Any) -> tuple[PrecisionCost, NDArray[np.float64]]:
+        """The cost, and the SNR of each sample in dB."""
+        cost = self._reference.measure_cost(graph)
+        return cost, self._reference.each_db
+
+
+def _try_steps(
+    model: Entry[ModelInfo],
+    names: Sequence[str],
+    judging: SampleSet,
+    learn: SampleSet,
+    target: Target,
+    budget: Budget | None,
+    calibrate: Callable[[Entry[ModelInfo], SampleSet], CalibrationTable],
+    device: Device,
+    store: Store,
+    listener: Listener,
+) -> Recovered:
+    started, judge = time.monotonic(), _Judge(model, judging, device)
+    source, table = model, calibrate(model, learn)
+    cost, each_db = judge.measure(quantize_graph(load_onnx(model.file(ONNX)), table, target)[0])
+    steps = [_describe_ranges(table, cost, time.monotonic() - started)]
+    confidence = 1 - (1 - CONFIDENCE) / max(len(names), 1)
+    for name in names:
+        if budget is not None and budget.allows(cost):
+            break
+        started, step = time.monotonic(), STEPS[name]
+        with listener.step(f"recover: {name}"):
+            few = draw_subset(learn, LEARNING_SAMPLES)
+            bench = Workbench(source, read_stored_card(source), table, target, few, device)
+            before = name_nodes(load_onnx(source.file(ONNX)))
+            graph, count = step.change(before, bench)
+            if not count:
+                seconds = time.monotonic() - started
+                steps.append(RecoveryStep(name, "nothing to change", cost.snr_db, seconds=seconds))
+                continue
+            if step.exact:
+                _require_same(source, before, graph, name)
+            altered = _store_altered(source, graph, name, table, few, store, listener)
+            new = (
+                calibrate(altered, learn)
+                if step.exact
+                else replace(table, graph_sha256=altered.sha256(ONNX))
+            )
+            found, rows = judge.measure(
+                quantize_graph(load_onnx(altered.file(ONNX)), new, target)[0]
+            )
+            gain, interval = compare_samples(each_db, rows, confidence)
+            helps = interval is not None and interval[0] > 0 and found.finite
+            seconds = time.monotonic() - started
+            steps.append(
+                RecoveryStep(
+                    name,
+                    f"{count} {step.changed}",
+                    found.snr_db,
+                    gain,
+                    interval,
+                    found.drop,
+                    found.drop_ci,
+                    seconds,
+                    helps,
+                )
+            )
+            if helps:
+                source, table, cost, each_db = altered, new, found, rows
+    return Recovered(source, table, tuple(steps), ())
+
+
+def _describe_ranges(table: CalibrationTable, cost: PrecisionCost, seconds: float) -> RecoveryStep:
+    return RecoveryStep(
+        "ranges",
+        f"by {table.method}",
+        cost.snr_db,
+        None,
+        None,
+        cost.drop,
+        cost.drop_ci,
+        seconds,
+        True,
+    )
+
+
+def compare_samples(
+    before: NDArray[np.float64], after: NDArray[np.float64], confidence: float
+) -> tuple[float | None, tuple[float, float] | None]:
+    """The mean rise of the samples' SNR in dB, and its interval by Student's t; None if they cannot be compared."""
+    if before.size != after.size or before.size < 2:
+        return None, None
+    rise = after - before
+    error = float(rise.std(ddof=1) / np.sqrt(rise.size))
+    mean = Mean(float(rise.mean()), error, rise.size - 1)
+    return mean.value, mean.interval(confidence)
+
+
+def _require_same(source: Entry[ModelInfo], before: Any, after: Any, name: str) -> None:
+    """Raises StageError if a step that only moves factors changes what the graph computes in FP32."""
+    guard = RewriteGuard(make_probe(read_stored_card(source), before))
+    if (difference := guard.find_difference(before, after)) is not None:
+        raise StageError(
+            f"{name} changes what {source.info.name} computes in FP32: {difference}",
+            remedy="leave it out of "
+            + Argument("recover")
+            + ", and report the model: this is a fault of optpipe",
+        )
+
+
+def _store_altered(
+    source: Entry[ModelInfo],
+    graph: Any,
+    name: str,
+    table: CalibrationTable,
+    samples: SampleSet,
+    store: Store,
+    listener: Listener,
+) -> Entry[ModelInfo]:
+    recipe = {
+        "revision": REVISION,
+        "model": source.id,
+        "step": name,
+        "table": table.sha256,
+        "set": samples.sha256,
+    }
+
+    def make(directory: Path) -> RecoveredInfo:
+        _write_entry(directory, source, graph)
+        return _describe(source, ())
+
+    entry, _ = store.produce(RecoveredInfo, recipe, make, parents=(source.id,), listener=listener)
+    return as_model(entry)
+
+
+def _write_entry(directory: Path, source: Entry[ModelInfo], graph: Any) -> None:
+    onnx.save(graph, directory / ONNX)
+    for file in (CARD, TOKENIZER):
+        if source.file(file).is_file():
+            shutil.copyfile(source.file(file), directory / file)
+
+
+def _describe(source: Entry[ModelInfo], steps: tuple[RecoveryStep, ...]) -> RecoveredInfo:
+    own = source.info
+    return RecoveredInfo(
+        name=own.name,
+        source=own.source,
+        weights=own.weights,
+        simplified=own.simplified,
+        own_precision=None,
+        card=own.card,
+        steps=steps,
+    )

@@ -463,6 +463,14 @@ def _find_obstacle(
             + Argument("budget")
             + " out"
         )
+    if plan.recover and precision is Precision.INT8 and backend.needs_module:
+        return (
+            "takes the biases and the layers in floating point from the PyTorch module, which "
+            + Argument("recover")
+            + " cannot change; choose another backend or leave "
+            + Argument("recover")
+            + " out"
+        )
     return None
 
 

@@ -114,6 +114,10 @@ class RunInfo:
     """Whether the model's weights are trained, if accuracy was measured."""
     measurements: int | None = None
     """Number of measurements of a bench run, and of rounds in turns, so that none can vanish unnoticed."""
+    commit: str = ""
+    """`describe_commit` where it was started; empty outside a repository, and in records of older versions."""
+    optpipe: str = ""
+    """The version that made it; empty in records of older versions."""
 
 
 Info = TypeVar("Info", bound=EntryInfo, default=Any)

@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+from optpipe import __version__
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.wording import Call
+from optpipe.workspace.commit import describe_commit
 from optpipe.workspace.entry import MANIFEST, Run, RunInfo, RunKind, Status, finish_entry, load_run
 from optpipe.workspace.places import explain_os_errors
 
@@ -78,7 +80,7 @@ def finish_run(
     files = Files(run.path)
     if files.has(MEASUREMENTS_FILE):
         measurements = len(read_measurements(files))
-    info = RunInfo(model, trained, measurements)
+    info = RunInfo(model, trained, measurements, describe_commit(), __version__)
     return finish_entry(
         run.path,
         run.kind,

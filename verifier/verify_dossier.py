@@ -77,6 +77,7 @@ KEYS = {  # of the request and of the verdict, sorted
         "optpipe",
         "other_file",
         "policy_utc",
+        "previous",
         "removed",
         "schema_version",
         "since",
@@ -542,8 +543,16 @@ SHAPES = {
         "since?": ["or", "text", "null"],
         "policy_utc?": ["or", "text", "null"],
         "verifier?": "text",
+        "previous?": ["or", "PreviousSignoff", "null"],
         "schema_version": "integer",
     },
+    "PreviousSignoff": {
+        "dossier_name": "text",
+        "verdict": "Verdict",
+        "created_utc": "text",
+        "figures": ["map", "PreviousFigure"],
+    },
+    "PreviousFigure": {"value": "number", "low": "number", "high": "number"},
     "VerdictRecord": {
         "verdict": "Verdict",
         "dossier_name": "text",
@@ -1507,6 +1516,8 @@ SHAPES = {
         "model?": ["or", "text", "null"],
         "trained?": ["or", "truth", "null"],
         "measurements?": ["or", "integer", "null"],
+        "commit?": "text",
+        "optpipe?": "text",
     },
 }
 # end
@@ -5500,7 +5511,7 @@ def read_evidence(at, document):
     request = at.request = at.json("request.json")
     at.compare(
         "request.json",
-        request | {"keys": sorted(request)},
+        request | {"keys": sorted({*request, "previous"})},
         {"schema_version": 1, "keys": KEYS["request.json"]},
     )
     if request.verifier != digest(Path(__file__).read_bytes()):

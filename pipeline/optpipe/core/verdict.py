@@ -1,6 +1,6 @@
 """Verdicts, how they combine, and the record of one on a build: `verdict.json`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import log, log1p
@@ -146,6 +146,26 @@ class VerdictRecord:
     @property
     def counted(self) -> tuple[CriterionResult, ...]:
         return tuple(one for one in self.criteria if one.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousFigure:
+    """A figure of the sign-off before, in the base unit of its criterion."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousSignoff:
+    """What the newest earlier sign-off of the model, backend, precision, and device in the workspace said, as its dossier states it."""
+
+    dossier_name: str
+    verdict: Verdict
+    created_utc: str
+    figures: Mapping[str, PreviousFigure]
+    """By criterion; those with an interval, or exact."""
 
 
 @dataclass(frozen=True, slots=True)

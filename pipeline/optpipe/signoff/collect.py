@@ -44,6 +44,7 @@ from optpipe.signoff.dossier import RUN_SUFFIXES, DossierRequest, hash_verifier,
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
+from optpipe.signoff.previous import find_previous
 from optpipe.workspace.entry import (
     MANIFEST,
     Entry,
@@ -186,6 +187,7 @@ def collect_evidence(
         since=wanted.since,
         policy_utc=register_policy(wanted.policy, store),
         verifier=hash_verifier(),
+        previous=find_previous(entry, store),
     )
     write_bytes(folder / REQUEST, json_from_record(request))
     return folder

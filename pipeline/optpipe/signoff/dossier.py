@@ -30,6 +30,7 @@ from optpipe.core.entries import (
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files, hash_file
 from optpipe.core.records import read_versioned
+from optpipe.core.verdict import PreviousSignoff
 from optpipe.core.wording import Argument
 from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
@@ -95,6 +96,8 @@ class DossierRequest:
     """When a sign-off first used the policy in its workspace; None in older dossiers."""
     verifier: str = ""
     """`hash_verifier` of the version that wrote it."""
+    previous: PreviousSignoff | None = None
+    """The sign-off before; None if there was none, and in older dossiers."""
     schema_version: int = 1
 
     @property

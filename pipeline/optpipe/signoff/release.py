@@ -28,7 +28,7 @@ from optpipe.workspace.file_names import VERDICT
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.seal import require_key, require_sizes
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import DOSSIERS, Store
 from optpipe.workspace.timestamp import require_authority, stamp_folder
 
 
@@ -87,7 +87,7 @@ def sign_off(
         with listener.step("write the report"):
             write_reports(render_dossier(dossier, verdict, evidence, figures=figures), scratch)
         usual = (
-            store.workspace / "dossiers" / verdict.dossier_name
+            store.workspace / DOSSIERS / verdict.dossier_name
         )  # one build may be judged twice within a second
         numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
         target = output or next(path for path in numbered if not path.exists())

@@ -19,6 +19,7 @@ from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import (
     CriterionResult,
+    PreviousSignoff,
     StepRecord,
     Verdict,
     VerdictRecord,
@@ -67,6 +68,7 @@ from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.judge import find_drop_limit
 from optpipe.signoff.loosened import describe_loosened
+from optpipe.signoff.previous import describe_since
 from optpipe.trace.differences import ProfileDifference
 from optpipe.trace.document import draw_profile
 from optpipe.trace.document_details import draw_details, list_difference_parts
@@ -316,6 +318,7 @@ def page_from_verdict(
     limits: Sequence[Sentence],
     files: RawFiles,
     difference: ProfileDifference | None = None,
+    previous: PreviousSignoff | None = None,
 ) -> Page:
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
@@ -332,7 +335,12 @@ def page_from_verdict(
     sections = [
         Section(
             "Criteria",
-            (tabulate_criteria(record), *list_notes(record), Sentence(proven)),
+            (
+                *([] if previous is None else [describe_since(previous, record)]),
+                tabulate_criteria(record),
+                *list_notes(record),
+                Sentence(proven),
+            ),
             "criteria",
         ),
         *_list_comparison_sections(comparison, figures),
@@ -520,7 +528,10 @@ def make_dossier_page(
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
     limits = () if profiled is None else tuple(_list_limits(*profiled[:2]))
     difference = None if profiled is None else read_profile(profiled[0]).against
-    return page_from_verdict(verdict, comparison, drawn, pictures, limits, files, difference)
+    previous = dossier.request.previous
+    return page_from_verdict(
+        verdict, comparison, drawn, pictures, limits, files, difference, previous
+    )
 
 
 def _list_limits(run: Run, stage: StageProfile) -> Iterator[Sentence]:

@@ -355,7 +355,8 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     """One line for each contradiction between two records, or inside one."""
     request = dossier.request
     stored = record_from_files(dossier.files, REQUEST, dict)
-    if absent := {each.name for each in fields(DossierRequest)} - set(stored):
+    written = {*stored, "previous"}  # older dossiers do not have it
+    if absent := {each.name for each in fields(DossierRequest)} - written:
         yield f"{REQUEST}: has no key {', '.join(sorted(absent))}"
     yield from _find_spaced_models(dossier)
     yield from find_contradicting_records(dossier)

@@ -56,6 +56,8 @@ TMP = "tmp"
 """Folder of the workspace with what is being made or deleted."""
 NOTES = "notes"
 """Folder of the workspace with files that only save time and may be deleted while nothing runs."""
+DOSSIERS = "dossiers"
+"""Folder of the workspace with the sign-offs that named no other place."""
 SETTLED_NS = 2_000_000_000
 """Age from which a change of a file shows in its times, whatever the resolution of the file system's clock."""
 _IN_USE: dict[Path, IO[str]] = {}

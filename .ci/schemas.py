@@ -152,7 +152,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     ),
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
     "profile": ("trace.profile_model:ModelProfileDocument", "trace.report:TraceProfile"),
-    "compare": ("core.measurement:Comparison",),
+    "compare": ("core.measurement:Comparison", "core.history:History"),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),
     "signoff attest": (Attestation,),

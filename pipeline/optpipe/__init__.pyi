@@ -2,6 +2,8 @@ from optpipe.api.bench import Bench as Bench
 from optpipe.api.build import Build as Build
 from optpipe.api.build import Builds as Builds
 from optpipe.api.data import Data as Data
+from optpipe.api.history import History as History
+from optpipe.api.history import history as history
 from optpipe.api.metric import Metric as Metric
 from optpipe.api.model import Model as Model
 from optpipe.api.policy import Policy as Policy

@@ -7,6 +7,7 @@
     build         Builds and Build: what was built, callable
     bench         Bench: figures with their intervals and verdicts
     evaluation    Evaluation: scores on paired predictions
+    history       History and history: a model's runs in order, and the changes of its figures
     policy        Policy: limits, as canonical TOML
     verdict       Verdict, Dossier, and load
     door          what every call passes: one at a time, the caller's state given back, errors in arguments

@@ -12,6 +12,7 @@ from optpipe.cli.groups import Outcome, word_from_text
 from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
+from optpipe.core.history import FailOn
 from optpipe.core.measurement import (
     MAX_CV,
     PROCESSES,
@@ -356,7 +357,7 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Bench runs or a model; default: all runs in the workspace.",
+            help="Bench runs or a model; default: all runs in the workspace. With --history: more workspaces.",
             show_default=False,
             parser=word_from_text,
         ),
@@ -386,12 +387,42 @@ def compare(
         Path | None,
         Param("Folder for HTML, Markdown, CSV, Parquet, and JSON reports.", metavar="DIR"),
     ] = None,
+    history: Annotated[
+        str | None,
+        Param(
+            "Show every bench, evaluation, and sign-off of this model in order, and where its figures changed.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None,
+        Param(
+            "With --history: exit with 1 if a figure is worse than it was, with 5 if too few runs could show it."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        Param(
+            "With --history: only runs from this time on (UTC), such as 2026-11-21.", metavar="TIME"
+        ),
+    ] = None,
 ) -> Outcome:
-    """Compare measurements: speedups, frontier, and best builds.
+    """Compare measurements: speedups, frontier, and best builds; or one model with its past.
 
     Each row is all processes that measured a build with its options under one load. Speedups are relative to the
     baseline build with the same options if measured, otherwise to the fastest baseline build.
     """
+    if history is not None:
+        given = {"--model": model, "--baseline": baseline, "--for": goal, "--slo": slo}
+        if others := [flag for flag, value in given.items() if value is not None]:
+            raise BadInputError(f"--history cannot be combined with {' '.join(others)}")
+        return _show_history(
+            history, runs or (), store, terminal, length, since, output, fail_on, across=across
+        )
+    if fail_on is not None or since is not None:
+        raise BadInputError(
+            f"{'--since' if fail_on is None else '--fail-on'} requires --history MODEL"
+        )
     from optpipe.measure.best_rows import sort_by_goal
     from optpipe.measure.compare_workspace import compare_workspace
     from optpipe.measure.document import document_from_comparison, frame_from_comparison
@@ -423,3 +454,37 @@ def compare(
             write_parquet(output / "comparison.parquet", frame)
             written += [str(output / name) for name in ("comparison.csv", "comparison.parquet")]
     return Outcome(replace(comparison, written=tuple(written)), document_from_comparison)
+
+
+def _show_history(
+    model: str,
+    more: Sequence[str],
+    store: "Store",
+    terminal: "Terminal",
+    length: int | None,
+    since: str | None,
+    output: Path | None,
+    fail_on: FailOn | None,
+    *,
+    across: bool,
+) -> Outcome:
+    from optpipe.measure.history_document import document_from_history
+    from optpipe.signoff.dossier import since_from_text
+    from optpipe.signoff.history import collect_history, write_history
+    from optpipe.workspace.places import require_writable_folder
+    from optpipe.workspace.store import Store
+
+    if output is not None:
+        require_writable_folder(output, "output")
+    found = collect_history(
+        model,
+        [store, *(Store(Path(each)) for each in more)],
+        terminal,
+        across=across,
+        since=None if since is None else since_from_text(since),
+        length=length,
+    )
+    if output is not None:
+        with terminal.step("write the reports"):
+            found = write_history(found, output)
+    return Outcome(found, document_from_history, found.choose_status(fail_on))

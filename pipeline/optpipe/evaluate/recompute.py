@@ -7,6 +7,7 @@ import polars as pl
 
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError, escape
+from optpipe.core.metrics.scores import Score
 from optpipe.core.parquet import MAX_CLASS, read_parquet
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.tables import require_columns
@@ -267,3 +268,15 @@ def read_predictions(run: Run) -> pl.DataFrame:
             )
     require_bounded(measure_answers(frame), run.path / PREDICTIONS)
     return frame
+
+
+def observe_scores(run: Run, artifact: str) -> Iterator[tuple[Score, Observation]]:
+    """Every score of the artifact's predictions, recomputed, with a 95% interval; none of a model with random weights."""
+    if not run.info.trained or not run.files.has(PREDICTIONS):
+        return
+    evaluated, figures = read_evaluation(run), recompute_accuracy(run, artifact, 0.95)
+    task = _find_task(evaluated)
+    for name in (*task.scores, *evaluated.sampled):
+        if (figure := figures.get(name)) is not None:
+            of = find_sampled_score(evaluated.sampled, name) or task
+            yield of.find_score(name), figure

@@ -69,6 +69,8 @@ class Metric:
 
     in_regression: bool = False
     """Whether `[regression]` of a policy may limit its loss against the approved baseline."""
+    in_history: bool = True
+    """Whether a history looks for changes in it: not in a figure that follows from others, or that one slow request decides."""
     has_speeds: bool = True
     """False if two speeds of one build do not differ in it, so that its interval needs no allowance for an unseen speed."""
     sensor_share: float = 0.0

@@ -30,8 +30,9 @@ class Percentile(Metric):
     remedy = "measure longer"
     needs_longer = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, in_history: bool = False) -> None:
         self.name, self.title = name, f"{name} latency"
+        self.in_history = in_history
         self.column, self.mark = f"{name}_ns", f"{name} "
         self.percent = percent_from_name(name)
         self.is_pooled = pooled_percent_from_name(name) > 0
@@ -106,6 +107,7 @@ class Tokens(Metric):
     column = "tokens_per_s"
     title = "tokens per second"
     dimension = Dimension.RATE
+    in_history = False
     remedy = "measure longer"
     needs_longer = True
     higher_is_better = True
@@ -213,6 +215,7 @@ class Variation(Metric):
     name = column = "cv"
     title = "coefficient of variation"
     dimension = Dimension.SHARE
+    in_history = False
     remedy = "measure longer"
     needs_longer = True
     has_speeds = False
@@ -252,7 +255,8 @@ class MeanLatency(Metric):
         return None if measured.latency_ns is None else Estimate(measured.latency_ns.mean)
 
 
-P50, P90, P99, P999 = (Percentile(name) for name in ("p50", "p90", "p99", "p99.9"))
+P50, P99 = (Percentile(name, in_history=True) for name in ("p50", "p99"))
+P90, P999 = Percentile("p90"), Percentile("p99.9")
 THROUGHPUT, TOKENS, EFFICIENCY = Throughput(), Tokens(), Efficiency()
 CV, MEMORY, MEAN_LATENCY = Variation(), PeakMemory(), MeanLatency()
 

@@ -24,7 +24,7 @@ _FIXED = tuple(
     for name, value in vars(Metric).items()
     if not name.startswith("_")
     and isinstance(value, bool | float)
-    and name not in ("higher_is_better", "needs_longer")
+    and name not in ("higher_is_better", "needs_longer", "in_history")
 )
 """How processes are joined, which a plug-in cannot choose."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")

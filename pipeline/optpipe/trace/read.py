@@ -18,7 +18,13 @@ from urllib.parse import quote
 import polars as pl
 from polars._typing import PolarsDataType
 
-from optpipe.core.errors import BadInputError, StageError, read_as_user_file, require_file
+from optpipe.core.errors import (
+    BadInputError,
+    StageError,
+    escape,
+    read_as_user_file,
+    require_file,
+)
 from optpipe.core.files import Files
 from optpipe.core.parquet import read_parquet
 from optpipe.core.records import json_from_record, record_from_files, record_from_plain
@@ -187,10 +193,20 @@ def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
     with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         cursor.execute(sql)
-        # SQLite stores any bytes as text, and the driver does not check them: the casts do
-        return pl.DataFrame(cursor.fetch_arrow()).with_columns(
-            pl.col(pl.String).cast(pl.Binary).cast(pl.String)
+        # SQLite stores any bytes as text, and the driver does not check them
+        raw = pl.DataFrame(cursor.fetch_arrow()).with_columns(pl.col(pl.String).cast(pl.Binary))
+        return raw.with_columns(
+            _decode(raw[name]) for name, dtype in raw.schema.items() if dtype == pl.Binary
         )
+
+
+def _decode(texts: pl.Series) -> pl.Series:
+    """UTF-8; where one text is not, such as what a program printed, its bytes are replaced."""
+    try:
+        return texts.cast(pl.String)
+    except pl.exceptions.ComputeError:
+        decoded = [None if text is None else text.decode(errors="replace") for text in texts]
+        return pl.Series(texts.name, decoded, dtype=pl.String)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -402,6 +418,8 @@ def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     if table == "stacks":  # the file's name, not its path
         frame, named = frame.with_columns(named), []
         named.append(rename_distinct(frame["place"], r"^.*/", "").alias("place"))
+    if table == "ranges":  # a program names them as it likes
+        named.append(_escape_names(frame["name"]))
     if table == "os_calls":  # nsys itself adds a call to report that it traces the operating system
         frame, named = _drop_reports(frame.with_columns(named)), []
     if table == "copies":
@@ -410,6 +428,14 @@ def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     return frame.with_columns(named).select(
         pl.col(column).cast(dtype) for column, dtype in _ALL_SCHEMAS[table].items()
     )
+
+
+def _escape_names(names: pl.Series) -> pl.Series:
+    """Without line breaks and other control characters, which no table can show."""
+    distinct = names.unique().drop_nulls().cast(pl.String)
+    odd = {name: escape(name) for name in distinct if not name.isprintable()}
+    plain = names.cast(pl.String)
+    return plain.replace(odd) if odd else plain
 
 
 def _drop_reports(calls: pl.DataFrame) -> pl.DataFrame:

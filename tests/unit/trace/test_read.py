@@ -181,3 +181,21 @@ def test_what_is_written_reads_the_same_and_holds_no_secret(tmp_path: Path) -> N
     for table, frame in trace.tables.items():
         assert frame.equals(again.tables[table]), table
     assert again.gpus == trace.gpus
+
+
+def test_what_a_program_prints_is_no_damage(tmp_path: Path) -> None:
+    """nsys 2022.4 keeps the program's output among the names: any bytes."""
+    recording = phenomena.copying()
+    path = recording.write(tmp_path / "trace.sqlite")
+    with sqlite3.connect(path) as base:
+        base.execute("INSERT INTO StringIds VALUES (99999, CAST(x'ff00fe41' AS TEXT))")
+    assert trace_from_sqlite(path).kernels.height == 2
+
+
+def test_names_of_ranges_have_no_control_characters(tmp_path: Path) -> None:
+    recording = Recording()
+    for at in range(3):
+        recording.range("step\n\t\x1b[31m", 10 * at, 10 * at + 5)
+    trace = trace_from_sqlite(recording.write(tmp_path / "trace.sqlite"))
+    assert trace.ranges["name"].unique().to_list() == [r"step\n\t\x1b[31m"]
+    assert "step" in text_of(document_from_profile(profile_from_trace(trace)))

@@ -486,6 +486,7 @@ def _profile_program(
 ) -> Outcome:
     from optpipe.trace.document import document_from_stages
     from optpipe.trace.profile_model import profile_program
+    from optpipe.trace.program import has_ended_well
 
     if not program:
         raise BadInputError("no program after --: optpipe profile -- python train.py")
@@ -496,7 +497,7 @@ def _profile_program(
     found = profile_program(
         program, capture, range_name, duration_s, store, terminal, against, output
     )
-    ended_well = found.program is not None and found.program.exit_status == 0
+    ended_well = found.program is not None and has_ended_well(found.program, duration_s)
     return Outcome(
         found, document_from_stages, ExitStatus.DONE if ended_well else ExitStatus.STAGE_FAILED
     )

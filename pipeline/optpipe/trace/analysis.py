@@ -11,7 +11,7 @@ busy + copy + synchronization + host_wait + kernel_wait = span, to the nanosecon
 all are sets of disjoint half-open intervals in whole nanoseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -158,13 +158,11 @@ class Timeline:
 
 
 def timeline_from_trace(trace: Trace) -> Timeline:
-    """The timeline from the first GPU operation, API call, or range to the last."""
+    """The timeline from the first GPU operation, API call, or range to the last; without any, of what else was recorded."""
     operations = _list_operations(trace)
-    spanning = [frame for frame in trace.tables.values() if frame.height]
-    start_ns = min(
-        (int(array_from_column(frame, "start_ns").min()) for frame in spanning), default=0
+    start_ns, end_ns = (
+        _find_extent(trace.tables.values()) or _find_extent(trace.details.values()) or (0, 0)
     )
-    end_ns = max((int(array_from_column(frame, "end_ns").max()) for frame in spanning), default=0)
     busy = unite_intervals(
         operations.starts[operations.is_kernel], operations.ends[operations.is_kernel]
     )
@@ -177,6 +175,19 @@ def timeline_from_trace(trace: Trace) -> Timeline:
     idle = _split_idle(trace, operations, complement_intervals(active, start_ns, end_ns))
     idle[IdleCause.COPY] = subtract_intervals(copies, busy)
     return Timeline(start_ns, end_ns, operations, busy, copies, idle)
+
+
+def _find_extent(frames: Iterable[pl.DataFrame]) -> tuple[int, int] | None:
+    """From the first to the last event; None if there is none."""
+    times = [
+        array_from_column(frame, column)
+        for frame in frames
+        for column in ("start_ns", "end_ns", "time_ns")
+        if column in frame.columns and frame.height
+    ]
+    if not times:
+        return None
+    return int(min(each.min() for each in times)), int(max(each.max() for each in times))
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:

@@ -168,8 +168,6 @@ def find_scope(whole: Analysis, range_name: str | None) -> tuple[TimeIntervals, 
     ranges, _ = find_measured_ranges(whole, range_name)
     if ranges.is_empty():
         start, end = whole.timeline.start_ns, whole.timeline.end_ns
-        if start == end:
-            start, end = _find_extent(whole)
         edges = np.array([start], dtype=np.int64), np.array([end], dtype=np.int64)
         return intervals_from_disjoint(*edges), np.zeros(0, dtype=np.int64)
     starts, ends = array_from_column(ranges, "start_ns"), array_from_column(ranges, "end_ns")
@@ -177,21 +175,6 @@ def find_scope(whole: Analysis, range_name: str | None) -> tuple[TimeIntervals, 
         pl.col("start_ns").is_in(ranges["start_ns"].implode()), pl.col("start_ns") >= starts.min()
     )
     return unite_intervals(starts, ends), np.unique(array_from_column(opened, "thread"))
-
-
-def _find_extent(whole: Analysis) -> tuple[int, int]:
-    """From the first to the last event of a trace that has nothing but details."""
-    times = [
-        array_from_column(frame, column)
-        for frame in whole.trace.details.values()
-        for column in ("start_ns", "end_ns", "time_ns")
-        if column in frame.columns and frame.height
-    ]
-    return (
-        (int(min(each.min() for each in times)), int(max(each.max() for each in times)))
-        if times
-        else (0, 0)
-    )
 
 
 _TABLES_OF = {

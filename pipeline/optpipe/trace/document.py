@@ -41,6 +41,7 @@ from optpipe.trace.document_details import (
 )
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
+from optpipe.trace.program import describe_end
 from optpipe.trace.report import (
     CallRow,
     CopyRow,
@@ -414,7 +415,7 @@ def _describe_program(run: ProgramRun) -> Sentence:
     name, seconds = run.command[0], f"{run.wall_s:.1f} s under the profiler"
     if run.exit_status == 0:
         return Sentence(f"{name} ended with status 0 after {seconds}", Tone.FAINT, "program")
-    text = f"{name} ended with status {run.exit_status} after {seconds}"
+    text = f"{describe_end(run)} under the profiler"
     return Sentence(text, Tone.BAD, "program", details=tuple(run.output_tail.splitlines()))
 
 

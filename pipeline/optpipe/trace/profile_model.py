@@ -44,6 +44,7 @@ from optpipe.trace.program import (
     ProgramStage,
     RecordedProgram,
     describe_end,
+    has_ended_well,
     has_gpu,
     list_program_stages,
     make_program_command,
@@ -332,7 +333,7 @@ def profile_program(
         finish_run(run)
         if output is not None:
             _write_timeline(whole, stages[0], output, listener)
-    if recorded.run.exit_status:
+    if not has_ended_well(recorded.run, duration_s):
         listener.warn(describe_end(recorded.run))
     main = stages[0].subject.name
     return ModelProfileDocument(

@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGTERM
 
 import polars as pl
 
 from optpipe.backends.torch_marks import LAYER_MARK
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.events import Listener
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Message
 from optpipe.trace.analysis import Analysis, project_ranges, timeline_from_trace
 from optpipe.trace.nsys import (
     ITERATION_RANGE,
@@ -39,6 +40,7 @@ STEP_RANGE, DATA_RANGE = "optpipe.step", "optpipe.data"
 _MOST_STAGES = 6
 _LEAST_SHARE = 0.01
 _OUTPUT_LINES = 5
+_ASKED = (-SIGTERM, 128 + SIGTERM)
 _START = """
 cd "$1" || exit 127
 if [ -n "$2" ]; then export PYTHONPATH="$2"; else unset PYTHONPATH; fi
@@ -138,12 +140,22 @@ def _read_trace(
     except BadInputError as error:
         if "empty" not in str(error):
             raise
-        way = "record calls to the operating system too: " + Argument("record", "os-calls")
         problem = f"{ended}; nsys saw no CUDA call and no NVTX range in it"
+        way = "record calls to the operating system too: " + Argument("record", "os-calls")
+        if Source.OS_CALLS in sources:
+            problem += ", nor an OS call of at least 1 µs"
+            way = Message(
+                "the recording ends with the program's first process: run what does the work in it"
+            )
         *_, last = run.output_tail.splitlines() or [""]
         problem += f"; its last line: {last}" if last else ""
         raise StageError(problem, remedy=way) from error
     return add_python_stacks(drop_empty_step(trace), came, scratch, sources, listener)
+
+
+def has_ended_well(run: ProgramRun, duration_s: float | None) -> bool:
+    """With status 0, or by the signal that asks it to end after `duration_s`."""
+    return run.exit_status == 0 or (duration_s is not None and run.exit_status in _ASKED)
 
 
 def describe_end(run: ProgramRun) -> str:

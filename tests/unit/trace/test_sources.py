@@ -20,10 +20,11 @@ from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.details import OsCallKind, classify_os_call, details_from_trace
 from optpipe.trace.nsys import Capture, list_program_lines, make_nsys_command, record_program
 from optpipe.trace.nsys import Recording as Recorded
-from optpipe.trace.program import HOOK, drop_empty_step
+from optpipe.trace.program import HOOK, drop_empty_step, has_ended_well
 from optpipe.trace.python_stacks import read_python_stacks
 from optpipe.trace.read import Trace, trace_from_folder, write_trace
-from optpipe.trace.report import profile_from_trace
+from optpipe.trace.report import ProgramRun, profile_from_trace
+from optpipe.trace.rules import StageFacts
 from optpipe.trace.sources import (
     Source,
     SourceState,
@@ -390,3 +391,26 @@ def test_a_report_of_an_earlier_run_is_not_read(tmp_path: Path, monkeypatch) -> 
         came = record_program([str(folder / name)], folder, Capture(on_gpu=False, whole=True))
         assert came.recording is not None
         assert came.recording.name == name
+
+
+def test_os_calls_alone_have_their_own_time(read: Read) -> None:
+    trace = Recording()
+    for at in range(0, 300, 100):
+        trace.os_call("read", at, at + 90)
+    profile = profile_from_trace(read(trace), facts=StageFacts(expects_gpu=False))
+    assert profile.measured.totals.span_ns == 290_000
+    assert profile.bottleneck.verdict is LimitingFactor.IO
+
+
+def test_a_server_that_ends_as_asked_has_ended_well() -> None:
+    def run(status: int) -> ProgramRun:
+        return ProgramRun(("server",), status, 2.0)
+
+    assert [has_ended_well(run(status), 2.0) for status in (0, 143, -15, 137, 1)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not has_ended_well(run(143), None), "somebody else ended it"

@@ -123,7 +123,7 @@ def find_device(inputs: Mapping[str, Any]) -> Any:
     }
     if len({str(each) for each in kinds.values()}) > 1:
         shown = ", ".join(f"'{name}' {each or 'a NumPy array'}" for name, each in kinds.items())
-        raise BadInputError(f"the inputs lie in different places: {shown}\nmove them together")
+        raise BadInputError(f"the inputs are in different places: {shown}\nmove them together")
     return next(iter(kinds.values()))
 
 
@@ -136,7 +136,7 @@ def arrays_from(inputs: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
             plain = value.detach().numpy() if hasattr(value, "detach") else value
         except (TypeError, RuntimeError) as error:
             raise BadInputError(
-                f"input '{name}' is no plain tensor: {first_line(error)}\ngive a dense tensor, outside of torch's transformations"
+                f"input '{name}' is not a plain tensor: {first_line(error)}\ngive a dense tensor, outside of torch's transformations"
             ) from error
         arrays[name] = np.ascontiguousarray(plain)
     return arrays

@@ -162,7 +162,7 @@ def evaluate_builds(
             raise BadInputError(f"{card.name} has no task that optpipe scores\ngive {way}")
         if samples is None and metric is not None and "validation" not in card.data:
             raise BadInputError(
-                f"metric {metric.name} needs data with truths\ngive data=Data((inputs, labels))"
+                f"metric '{metric.name}' needs data with truths\ngive data=Data((inputs, labels))"
             )
         path, task = _place_samples(samples, metric, card, workspace, listener)
         budget = (
@@ -203,11 +203,11 @@ def read_scores(scores: Any) -> "list[SampleScore | Metric]":
             require_score(each)
         elif not isinstance(each, Metric):
             raise BadInputError(
-                f"scores: a {type(each).__name__} is no score\ngive instances of a subclass of SampleScore, or a Metric"
+                f"scores: a {type(each).__name__} is not a score\ngive instances of a subclass of SampleScore, or a Metric"
             )
         elif not is_score_name(each.name):
             raise BadInputError(
-                f"scores: {each.name!r} cannot name a score\ngive it a name of small letters, digits, - and _ that optpipe does "
+                f"scores: {each.name!r} cannot name a score\ngive it a name of lowercase letters, digits, - and _ that optpipe does "
                 'not use: Metric(..., name="word-error")'
             )
     return own

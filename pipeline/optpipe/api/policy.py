@@ -154,7 +154,7 @@ def _sort(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _show_key(key: Any) -> str:
     if not isinstance(key, str):
-        raise BadInputError(f"Policy: the key {key!r} is a {type(key).__name__}; keys are texts")
+        raise BadInputError(f"Policy: the key {key!r} is a {type(key).__name__}; keys are strings")
     bare = key.replace("_", "").replace("-", "")
     return key if bare.isascii() and bare.isalnum() else json.dumps(key)
 
@@ -176,7 +176,7 @@ def _show(value: Any, where: str) -> str:
         inner = ", ".join(f"{_show_key(key)} = {_show(each, where)}" for key, each in _sort(value))
         return f"{{ {inner} }}" if inner else "{}"
     raise BadInputError(
-        f"Policy: {where}={value!r} is a {type(value).__name__}\ngive a number, or a text with its unit, such as '10 ms'"
+        f"Policy: {where}={value!r} is a {type(value).__name__}\ngive a number, or a string with its unit, such as '10 ms'"
     )
 
 

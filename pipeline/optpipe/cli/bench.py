@@ -187,7 +187,7 @@ def bench(
         }
         if how.turns and how.keep_going:
             raise BadInputError(
-                "--turns measures under any load, so that --set keep-going=true has no meaning"
+                "--turns measures under any load, so that --set keep-going=true has no effect"
             )
         _require_alone("--against", how, beside)
         if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:

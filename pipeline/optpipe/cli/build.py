@@ -396,7 +396,7 @@ def profile(
         str | None,
         typer.Argument(
             metavar="[MODEL | -- COMMAND ...]",
-            help="As for `optpipe build`, or a program of your own after `--`; omit with --trace.",
+            help="As for `optpipe build`, or your own program after `--`; omit with --trace.",
             show_default=False,
         ),
     ] = None,
@@ -431,7 +431,7 @@ def profile(
     duration: Annotated[
         float | None,
         Param(
-            "Seconds after which a program of your own, such as a server, is ended.",
+            "Seconds after which your own program, such as a server, is stopped.",
             metavar="SECONDS",
             minimum=1,
         ),
@@ -441,7 +441,7 @@ def profile(
     ranges: CalibrationOptions = CalibrationOptions(),
     capture: ProfilePlan = ProfilePlan(),
 ) -> Outcome:
-    """Profile each stage of a model, or a program of your own, with nsys, and find the bottleneck."""
+    """Profile each stage of a model, or your own program, with nsys, and find the bottleneck."""
     from optpipe.trace.document import document_from_profile
     from optpipe.trace.profile_model import find_profile_run, profile_recording
 

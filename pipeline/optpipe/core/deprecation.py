@@ -33,7 +33,7 @@ def warn_deprecated(name: str, known: Iterable[Deprecation] = DEPRECATIONS) -> N
     if entry is None:
         raise LookupError(f"{name} is not in core.deprecation.DEPRECATIONS")
     warnings.warn(
-        f"{name} is deprecated since {entry.since} and goes in {entry.removed_in}; use {entry.instead}",
+        f"{name} is deprecated since {entry.since} and will be removed in {entry.removed_in}; use {entry.instead}",
         DeprecationWarning,
         stacklevel=3,
     )

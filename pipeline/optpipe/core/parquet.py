@@ -112,7 +112,7 @@ def _parse(content: bytes, place: Path, columns: tuple[str, ...] | None) -> "pol
         )
         text_bytes = sum(_count_text_bytes(column) for column in frame.iter_columns())
     if text_bytes > MAX_TEXT_BYTES:
-        raise TooLargeError(f"{place} is too large: its texts have {text_bytes:,} bytes")
+        raise TooLargeError(f"{place} is too large: its strings have {text_bytes:,} bytes")
     return frame
 
 

@@ -91,7 +91,7 @@ def require_columns(frame: "polars.DataFrame", kind: str, place: Path) -> "polar
             wanted not in (ANY, str(column.dtype)) and str(column.dtype) != "Null"
         ):
             raise BadInputError(
-                f"{place}: {column.name!r} of type {column.dtype} is no column of the format"
+                f"{place}: {column.name!r} of type {column.dtype} is not a column of the format"
             )
         if kind in WITHOUT_NULLS and not column.name.endswith("class") and column.has_nulls():
             raise BadInputError(f"{place}: {column.name!r} lacks a value")

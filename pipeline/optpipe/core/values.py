@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 _KINDS = {
     "O": "objects",
     "S": "bytes",
-    "U": "texts",
+    "U": "strings",
     "V": "records",
     "M": "dates",
     "m": "durations",

@@ -249,7 +249,7 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
             told.get("config", told), type(written)(), ignore_unknown_fields=True
         )
     except (json_format.ParseError, AttributeError, TypeError) as error:
-        why = f"the server's answer is no configuration: {first_line(error)}"
+        why = f"the server's answer is not a configuration: {first_line(error)}"
         return CriterionResult(name, Verdict.INCONCLUSIVE, why)
     shown = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
     want, have = (json_format.MessageToDict(each, **shown) for each in (written, served))

@@ -426,7 +426,7 @@ def read_output(answer: Any, name: str, where: str) -> np.ndarray | None:
         OverflowError,
         struct.error,
     ) as error:
-        raise GateError(f"{where}: output '{name}' is no tensor: {first_line(error)}") from error
+        raise GateError(f"{where}: output '{name}' is not a tensor: {first_line(error)}") from error
     else:
         return found
 

@@ -79,7 +79,7 @@ def find_failure(runs: Sequence[Run], build: JudgedBuild) -> Blocker | None:
             name = read_evaluation(run).dataset.name
             what = f"the build failed when it was last evaluated on {name} ({run.name})"
             again = build.choose_way(Call("evaluate", build.argument, data="DIR"))
-            way = "mend the build, or evaluate it there again: " + again
+            way = "fix the build, or evaluate it there again: " + again
             return Blocker(f"{what}: {row.why_not}", way)
     return None
 

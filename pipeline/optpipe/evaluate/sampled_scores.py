@@ -180,7 +180,7 @@ def observe_parts(
         named = (name, f"drop of {name}")
         why_not = _score(name, task, source, found).why_not
         if isinstance(task, str) or why_not is not None:
-            blocker = Blocker(str(why_not), "mend the code of the score, and evaluate again")
+            blocker = Blocker(str(why_not), "fix the score's code and evaluate again")
             blank = Observation(nan, blockers=(blocker,), about=about)
             figures |= dict.fromkeys(named, blank)
         else:

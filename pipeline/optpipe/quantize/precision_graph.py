@@ -467,7 +467,7 @@ def _require_standard(graph: Any, card: ModelCard, precision: Precision) -> None
         if node.domain not in ("", "ai.onnx"):
             operator = escape(f"{node.domain}.{node.op_type}")[:80]
             raise BadInputError(
-                f"{card.name} cannot be converted to {precision}: {operator} is no operator of ONNX",
+                f"{card.name} cannot be converted to {precision}: {operator} is not an operator of ONNX",
                 remedy=f"export the model with standard operators, or leave {precision} out of "
                 + Argument("precision"),
             )

@@ -528,7 +528,7 @@ def _read_score_table(name: str, table: Mapping[str, object], number: int) -> It
     if not is_score_name(name):
         problem = f'it is a score of optpipe: write {DROP} = "1 {name}" in [{ACCURACY}]'
         if name not in SCORE_NAMES:
-            problem = "a score has a name of small letters, digits, - and _"
+            problem = "a score has a name of lowercase letters, digits, - and _"
         raise _BadKeyError(f"{place}: {problem}", place, number, None)
     limits = _read_table(table, place, number)
     if not limits:

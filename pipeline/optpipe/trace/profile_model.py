@@ -625,7 +625,7 @@ def find_profile_run(text: str, store: Store) -> Path:
     known = [run.path.name for run in list_runs(store.workspace, "profile")][-3:]
     hint = f"; newest profiles: {', '.join(known)}" if known else ""
     raise BadInputError(
-        f"no profile run or recording of that name{hint}", argument=Argument("against", text)
+        f"no profile run or recording with that name{hint}", argument=Argument("against", text)
     )
 
 

@@ -164,7 +164,7 @@ def describe_end(run: ProgramRun) -> str:
         return f"{name} ended after {run.wall_s:.1f} s"
     number = -run.exit_status if run.exit_status < 0 else run.exit_status - 128
     if run.exit_status < 0 or 0 < number < 65:
-        return f"{name} was ended by signal {number} after {run.wall_s:.1f} s"
+        return f"{name} was killed by signal {number} after {run.wall_s:.1f} s"
     return f"{name} ended with status {run.exit_status} after {run.wall_s:.1f} s"
 
 

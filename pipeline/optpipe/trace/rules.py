@@ -256,7 +256,7 @@ def find_unaligned_shapes(context: RuleContext) -> _Found | None:
     if found.is_empty():
         return None
     total_ns = _sum(found, "total_ns")
-    evidence = f"{found.height} matrix kernels for sizes that are no multiples of 8: {format_duration(total_ns)}"
+    evidence = f"{found.height} matrix kernels for sizes that are not multiples of 8: {format_duration(total_ns)}"
     advice = "pad channels, features, and sequence lengths to multiples of 8 (FP16, BF16) or 16 (INT8, FP8)"
     return _Found(evidence, total_ns // 2, advice)
 

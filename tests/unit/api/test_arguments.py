@@ -118,10 +118,10 @@ def test_what_is_of_a_type(value, hint, fits) -> None:
 @pytest.mark.parametrize(
     ("hint", "words"),
     [
-        (str | None, "a text"),
-        (str | Sequence[str] | os.PathLike[str], "a text, a list of texts, or a path"),
+        (str | None, "a string"),
+        (str | Sequence[str] | os.PathLike[str], "a string, a list of strings, or a path"),
         (Literal["cpu", "cuda"] | None, "'cpu' or 'cuda'"),
-        (Mapping[str, int | None], "a mapping of texts to whole numbers or None"),
+        (Mapping[str, int | None], "a mapping of strings to whole numbers or None"),
         (Annotated[str, "a share such as '99.5%'"] | None, "a share such as '99.5%'"),
     ],
 )

@@ -161,7 +161,7 @@ def test_a_stranger_s_metric_is_loaded_with_its_version(install):
         ("Missing", SPREAD, "Missing"),
         ("Chosen", SPREAD, "judges_peak"),
         ("Spread", "raise SystemError('no driver')", "no driver"),
-        ("Spread", "Spread = 3", "no optpipe"),
+        ("Spread", "Spread = 3", "not an optpipe"),
     ],
 )
 def test_a_stranger_s_metric_that_fails_is_named(install, attribute, module, reason):

@@ -188,5 +188,5 @@ def test_a_tensor_that_its_bytes_are_not_is_an_error(serve, how):
         return found.SerializeToString()
 
     told = request(open_client("grpc", serve(answer), answer_bytes=ANSWER_BYTES))
-    with pytest.raises(GateError, match="output 'y' is no tensor"):
+    with pytest.raises(GateError, match="output 'y' is not a tensor"):
         read_output(told, "y", "net")

@@ -165,7 +165,7 @@ def test_arrays_name_groups(tmp_path, groups):
 
 @pytest.mark.parametrize("groups", [[1, 2], [0.5] * 4, [[1], [1], [2], [2]], [True] * 4])
 def test_arrays_that_are_no_groups_are_refused(tmp_path, groups):
-    with pytest.raises(BadInputError, match="give a text or an integer"):
+    with pytest.raises(BadInputError, match="give a string or an integer"):
         read_tensor_set(write_arrays(tmp_path / "x.npz", np.array(groups)), SPECS)
 
 

@@ -347,7 +347,7 @@ def test_no_score_takes_the_name_of_another_figure(name):
         ("[scores.top3]\nbatch_size = 1", "unknown key"),
         ("[scores.top3]", "sets no limit"),
         ('[scores.AP]\nminimum = "5%"', r"1 AP.*\[accuracy\]"),
-        ('[scores."Top 3"]\nminimum = "5%"', "small letters"),
+        ('[scores."Top 3"]\nminimum = "5%"', "lowercase letters"),
         ("[scores]\ntop3 = 3", "expected a table"),
         ("scores = 3", "expected a table"),
     ],

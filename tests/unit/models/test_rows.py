@@ -214,7 +214,9 @@ def test_a_few_bad_lines_are_named(source):
     source.write_text(source.read_text() * 10 + '{"text": 3}\nno JSON\n')
     found, bad = text_set_from_path(source)
     assert (len(found.files), [str(path) for path, _ in bad]) == (40, ["line 41", "line 42"])
-    assert 'line 41 (its "text" is no text), line 42 (invalid JSON' in format_unreadable(bad, 3)
+    assert 'line 41 (its "text" is not a string), line 42 (invalid JSON' in format_unreadable(
+        bad, 3
+    )
 
 
 def test_a_seed_gives_the_same_tensor_and_another_seed_another():

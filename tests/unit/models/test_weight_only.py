@@ -155,7 +155,7 @@ def test_fp16_keeps_the_form_of_the_weights_or_says_what_it_cannot_convert(tmp_p
     rows = {"x": RANDOM.standard_normal((8, WIDTH)).astype(np.float32)}
     if case not in FORMS:
         with pytest.raises(
-            BadInputError, match=r"com.microsoft.MatMulNBits is no operator of ONNX\nexport"
+            BadInputError, match=r"com.microsoft.MatMulNBits is not an operator of ONNX\nexport"
         ):
             write_half_graph(Precision.FP16, graph, card, rows, tmp_path)
         return

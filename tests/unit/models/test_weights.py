@@ -57,7 +57,7 @@ def test_random_weights_and_other_data_make_another_model(tmp_path):
     ('weigths = "net.pt"', "no field 'weigths': did you mean weights?"),
     ("labels = 'ab'", "'labels' must be a list"),
     ("weights = 3", "'weights' must be a string"),
-    ("head = {minimum_score = 1979-05-27}", "values of a model card are texts"),
+    ("head = {minimum_score = 1979-05-27}", "values of a model card are strings"),
     ("data = {validation = 3}", "validation must be the path"),
     ("preprocessing = {steps = [{step = 'resise'}]}", "invalid value 'resise'"),
     pytest.param("labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes", marks=pytest.mark.slow),

@@ -115,7 +115,7 @@ class Tokens(Metric):
     def compute(self, window: Window) -> Estimate | str:
         tokens = (window.load.length or 0) * (1 - window.padding)
         if not tokens:
-            return "the inputs are no sequences"
+            return "the inputs are not sequences"
         scaled = THROUGHPUT.compute(window).scale(tokens)
         return Estimate(scaled.value, scaled.low, scaled.high, "tokens without padding")
 

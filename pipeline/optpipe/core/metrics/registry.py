@@ -41,11 +41,11 @@ def read_metric_plugin(name: str, plugin: Any) -> Metric:
     """Raises BadInputError for an object that is no metric, or that another rule would have to judge."""
     metric = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(metric, Metric):
-        raise BadInputError("is no optpipe.core.metrics.contract.Metric")
+        raise BadInputError("is not an optpipe.core.metrics.contract.Metric")
     if getattr(metric, "name", None) != name or not _NAME.fullmatch(name):
         raise BadInputError(
             f"is registered as '{name}', and its name is {getattr(metric, 'name', None)!r}: both"
-            " must be the same, of small letters, digits, - and _"
+            " must be the same, of lowercase letters, digits, - and _"
         )
     if not isinstance(getattr(metric, "dimension", None), Dimension):
         raise BadInputError("has no dimension, such as Dimension.TIME")

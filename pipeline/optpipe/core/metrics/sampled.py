@@ -133,7 +133,7 @@ def read_score_plugin(name: str, plugin: Any) -> SampleScore:
     """Raises BadInputError for an object that is no score, or that no rule can join."""
     score = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(score, SampleScore):
-        raise BadInputError("is no optpipe.core.metrics.sampled.SampleScore")
+        raise BadInputError("is not an optpipe.core.metrics.sampled.SampleScore")
     if getattr(score, "name", None) != name:
         raise BadInputError(
             f"is registered as '{name}', and its name is {getattr(score, 'name', None)!r}: both must be the same"
@@ -146,7 +146,7 @@ def require_score(score: SampleScore) -> SampleScore:
     name = getattr(score, "name", None)
     if not isinstance(name, str) or not is_score_name(name):
         raise BadInputError(
-            f"the name of a score is {name!r}: expected small letters, digits, - and _, and no name that optpipe uses"
+            f"the name of a score is {name!r}: expected lowercase letters, digits, - and _, and no name that optpipe uses"
         )
     if type(score).measure is SampleScore.measure:
         raise BadInputError(f"{name} has no measure(sample)")

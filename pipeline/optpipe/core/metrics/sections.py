@@ -152,7 +152,7 @@ ENERGY_PER_SAMPLE = _limit_measured(
 )
 PER_WATT = _limit_measured(
     EFFICIENCY.name,
-    "Images or samples per second and watt, one over the energy of one; approximate, from the driver's counter.",
+    "Images or samples per second and watt, the reciprocal of the energy of one; approximate, from the driver's counter.",
     {"minimum": EFFICIENCY},
 )
 STABILITY = _limit_measured(

@@ -95,13 +95,13 @@ class CallableTask(StoredScores):
             given = self._function(outputs, truth)
         except (Exception, SystemExit) as error:
             raise BadInputError(
-                f"metric {self._name} fails on sample {sample}: {describe_user_error(error)}"
+                f"metric '{self._name}' fails on sample {sample}: {describe_user_error(error)}"
             ) from error
         try:
             share = read_share(given, low, high)
         except ValueError as error:
             raise BadInputError(
-                f"metric {self._name} {error} for sample {sample}\nreturn one number for each sample, inside range="
+                f"metric '{self._name}' {error} for sample {sample}\nreturn one number for each sample, inside range="
             ) from error
         return share if self._larger else 1.0 - share
 

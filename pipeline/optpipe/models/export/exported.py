@@ -269,7 +269,7 @@ def _tell_of_changes(model: Entry[ModelInfo], listener: Listener) -> None:
     if info.left_out:
         outputs = ", ".join(info.left_out)
         listener.warn(
-            f"{info.name}: left out of its outputs, because they are no tensors: {outputs}"
+            f"{info.name}: left out of its outputs, because they are not tensors: {outputs}"
         )
 
 

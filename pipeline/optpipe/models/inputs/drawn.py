@@ -459,5 +459,5 @@ def _require_truths(where: str, truths: Truths) -> None:
 def _check_groups(where: str, values: NDArray[Any]) -> NDArray[np.int64]:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         problem = f"{where}: groups are {values.dtype} of {values.shape}"
-        raise BadInputError(f"{problem}; give a text or an integer for each sample")
+        raise BadInputError(f"{problem}; give a string or an integer for each sample")
     return values.astype(np.int64)

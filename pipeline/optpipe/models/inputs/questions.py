@@ -83,13 +83,13 @@ def _list_answers(answers: Any) -> list[tuple[Any, Any]]:
 
 def _require_inside(text: Any, start: Any, context: str) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise TypeError("an answer is no text; a question without an answer has an empty list")
+        raise TypeError("an answer is not a string; a question without an answer has an empty list")
     if start is None:
         if text not in context:
             raise ValueError(f"its answer {_shorten(text)} is not in its context")
         return text
     if isinstance(start, bool) or not isinstance(start, int):
-        raise TypeError('its "answer_start" is no integer')
+        raise TypeError('its "answer_start" is not an integer')
     if start < 0 or context[start : start + len(text)] != text:
         raise ValueError(f"its answer {_shorten(text)} is not at {start} in its context")
     return text

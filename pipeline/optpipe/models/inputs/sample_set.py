@@ -36,7 +36,7 @@ def read_group(value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise TypeError(f"its group is neither a text nor an integer: {json.dumps(value)[:40]}")
+        raise TypeError(f"its group is neither a string nor an integer: {json.dumps(value)[:40]}")
     return str(value)
 
 

@@ -220,7 +220,7 @@ def read_head_count(card: ModelCard, name: str, least: int) -> int | None:
         return None
     if isinstance(stated, bool) or not isinstance(stated, int) or stated < least:
         raise BadInputError(
-            f"{card.name}: [head] {name} = {stated!r} is no whole number from {least} on"
+            f"{card.name}: [head] {name} = {stated!r} is not a whole number from {least} on"
         )
     return stated
 

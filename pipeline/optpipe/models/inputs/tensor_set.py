@@ -135,7 +135,9 @@ def _read_groups(where: str, known: Sequence[NDArray[Any]], count: int) -> list[
         return [None] * count
     if known[0].shape != (count,) or known[0].dtype.kind not in "iuU":
         problem = f"{where}: groups are {known[0].dtype} of {known[0].shape}"
-        raise BadInputError(f"{problem}; give a text or an integer for each of the {count} samples")
+        raise BadInputError(
+            f"{problem}; give a string or an integer for each of the {count} samples"
+        )
     return [str(each) for each in known[0].tolist()]
 
 

@@ -168,7 +168,7 @@ def _read_text(value: Mapping[str, Any]) -> Text:
 def _require_text(value: Mapping[str, Any], name: str) -> str:
     text = value[name]
     if not isinstance(text, str):
-        raise TypeError(f'its "{name}" is no text')
+        raise TypeError(f'its "{name}" is not a string')
     if not text.strip():
         raise ValueError(f"its {name} is empty")
     return text

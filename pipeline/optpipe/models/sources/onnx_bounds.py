@@ -213,8 +213,8 @@ def require_bounded_sizes(model: Any, path: Path) -> None:
     )
     if texts_bytes > MOST_TEXT_BYTES:
         raise BadInputError(
-            f"{path}: its constant texts take {texts_bytes} bytes; {MOST_TEXT_BYTES} are the most\n"
-            "read the texts outside of the model"
+            f"{path}: its constant strings take {texts_bytes} bytes; {MOST_TEXT_BYTES} are the most\n"
+            "read the strings outside of the model"
         )
     _require_made_sizes(model, path, {})
 

@@ -60,7 +60,7 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
         json.dumps(table, allow_nan=False)
     except (TypeError, ValueError) as error:
         problem = (
-            f"{path}: values of a model card are texts, finite numbers, true or false, and lists"
+            f"{path}: values of a model card are strings, finite numbers, true or false, and lists"
         )
         raise BadInputError(f"{problem} ({first_line(error)})") from error
 
@@ -221,7 +221,7 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
         return CardSource(require_file(model), shapes)
     if Path(model).is_file() and Path(model).suffix in CHECKPOINTS:
         raise BadInputError(
-            "weights alone are no model",
+            "weights alone are not a model",
             place=model,
             remedy="give the code of their module too: FILE.py:FACTORY "
             + Argument("weights", model),

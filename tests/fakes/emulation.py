@@ -180,15 +180,14 @@ def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:
 
 
 def _convolve_cells(step: steps.Stem, given: Any, arranged: Any, bias: Any) -> Any:
-    """A convolution with stride 1 over cells of 2x2 pixels by 4 channels, as in the kernel."""
-    spanned, lead = step.count_cells()
-    size = [(each + 2 * step.padding[0] - step.kernel[0]) // 2 + 1 for each in given.shape[2:]]
-    ahead, whole = step.padding[0] + lead, [2 * (each + spanned - 1) for each in size]
+    """A convolution with stride 1 over cells of pixels by 4 channels, as in the kernel."""
+    (spanned, lead), pace = step.count_cells(), step.stride
+    size = [(each + 2 * step.padding[0] - step.kernel[0]) // pace + 1 for each in given.shape[2:]]
+    ahead, whole = step.padding[0] + lead, [pace * (each + spanned - 1) for each in size]
     behind = [to - ahead - each for to, each in zip(whole, given.shape[2:], strict=True)]
     sides = (ahead, behind[1], ahead, behind[0], 0, 4 - step.channels)
     pixels = torch.nn.functional.pad(given.half().float(), sides)
-    cells = torch.nn.functional.pixel_unshuffle(pixels, 2)  # channel, row, column of a cell
-    weight = arranged.float().view(step.outputs, spanned, spanned, 4, 4).permute(0, 4, 3, 1, 2)
-    return torch.nn.functional.conv2d(
-        cells, weight.reshape(step.outputs, 16, spanned, spanned), bias
-    )
+    cells = torch.nn.functional.pixel_unshuffle(pixels, pace)  # channel, row, column of a cell
+    weight = arranged.float().view(step.outputs, spanned, spanned, pace**2, 4)
+    weight = weight.permute(0, 4, 3, 1, 2).reshape(step.outputs, step.cell, spanned, spanned)
+    return torch.nn.functional.conv2d(cells, weight, bias)

@@ -106,8 +106,10 @@ def random_depthwise(channels=48, kernel=3, stride=1, size=9, images=2, seed=0, 
 def random_stem(
     outputs=16, channels=3, kernel=3, padding=1, shape=(33, 32), images=2, seed=0, **end
 ):
+    """Sums of about 1."""
     rng = np.random.default_rng(seed)
-    weight = rng.standard_normal((outputs, channels, kernel, kernel)).astype(np.float16)
+    weight = rng.standard_normal((outputs, channels, kernel, kernel)) / (kernel * channels**0.5)
+    weight = weight.astype(np.float16)
     step = steps.Stem(outputs, channels, (kernel, kernel), (padding,) * 4, **end)
     constants = arrange_stem(step, weight, rng.standard_normal(outputs).astype(np.float32))
     images = torch.from_numpy(rng.standard_normal((images, channels, *shape)).astype(np.float32))

@@ -87,6 +87,8 @@ OTHERS = [
     ),
     *(partial(random_stem, activation=activation, half=half) for activation, half in (("relu", False), ("silu", True))),
     partial(random_stem, 32, 3, 7, 3, (32, 32), 8, activation="hardswish", half=False),
+    partial(random_stem, 64, 3, 11, 2, (99, 97), 8, activation="relu", stride=4),
+    partial(random_stem, 32, 3, 7, 3, (64, 60), 8, half=False, stride=4),
     random_attention,
     partial(random_attention, 12, 64, 64, 1, 8),
     partial(random_attention, 2, 16, 9),

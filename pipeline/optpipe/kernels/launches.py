@@ -275,9 +275,10 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
     cells, (spanned, _) = _reorder_cells(step, given, size), step.count_cells()
     _, rows, columns, _ = cells.shape
     pixels, block = images * size[0] * size[1], settings["BM"]
+    together = spanned if step.stride == 2 else 1
     arguments = (
         cells,
-        _describe_tiles(weight, tuple(weight.shape), (outputs, spanned * 16)),
+        _describe_tiles(weight, tuple(weight.shape), (outputs, together * step.cell)),
         _describe_tiles(as_channels_last(output), (pixels, outputs), (block, outputs)),
         bias,
         given.inverse_scale,
@@ -286,25 +287,27 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
         rows,
         columns,
     )
-    fixed = {"R": spanned, "N": outputs, **_get_ending(step)}
+    fixed = {"R": spanned, "CELL": step.cell, "TOGETHER": together, "N": outputs}
+    fixed |= _get_ending(step)
     _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, **fixed)
     return output
 
 
 def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> Any:
-    """FP16 cells (images, rows, columns, 16) for outputs of `size`, rows and columns."""
+    """FP16 cells (images, rows, columns, numbers of a cell) for outputs of `size`, rows and columns."""
     from optpipe.kernels.triton.images import fp16_reorder_cells
 
     image = given.data.contiguous()
     images, channels, height, width = image.shape
     spanned, lead = step.count_cells()
     rows, columns = (each + spanned - 1 for each in size)
-    cells = torch.empty((images, rows, columns, 16), dtype=torch.float16, device=image.device)
+    shape, block = (images, rows, columns, step.cell), 2048 // step.cell
+    cells = torch.empty(shape, dtype=torch.float16, device=image.device)
     count = images * rows * columns
     ahead = (image, cells, count, height, width, rows, columns, step.padding[0] + lead)
-    _launch_kernel(
-        fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels
-    )
+    fixed = {"CHANNELS": channels, "STRIDE": step.stride}
+    settings = {"BP": block, "warps": 4}
+    _launch_kernel(fp16_reorder_cells, (ceil(count / block),), ahead, settings, **fixed)
     return cells
 
 

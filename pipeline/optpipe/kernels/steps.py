@@ -58,8 +58,8 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """The first convolution of few channels with a square kernel and stride 2: FP16 with FP32 sums, bias, and activation; the output is
-    FP16 with `half`, otherwise INT8.
+    """The first convolution of few channels with a square kernel and stride 2 or 4: FP16 with FP32 sums, bias, and activation; the
+    output is FP16 with `half`, otherwise INT8. It has stride 1 over cells of `stride` by `stride` pixels by 4 channels.
     """
 
     outputs: int
@@ -76,11 +76,19 @@ class Stem:
     def macs(self) -> int:
         return self.outputs * self.channels * prod(self.kernel)
 
+    @property
+    def cell(self) -> int:
+        """Numbers in a cell."""
+        return 4 * self.stride**2
+
     def count_cells(self) -> tuple[int, int]:
-        """Cells of 2x2 pixels that the kernel spans, a power of two, and the zero rows before it: cells start at even pixels."""
-        lead = self.padding[0] % 2
-        spanned = ceil((self.kernel[0] + lead) / 2)
-        return 1 << (spanned - 1).bit_length(), lead
+        """Cells that the kernel spans along each axis, and the zero rows before it.
+
+        Cells of 2x2 pixels start at even ones, and a power of two of them is multiplied at once.
+        """
+        lead = self.padding[0] % 2 if self.stride == 2 else 0
+        spanned = ceil((self.kernel[0] + lead) / self.stride)
+        return 1 << (spanned - 1).bit_length() if self.stride == 2 else spanned, lead
 
 
 @dataclass(frozen=True, slots=True)

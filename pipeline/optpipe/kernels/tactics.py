@@ -104,13 +104,13 @@ def arrange_stem(
 ) -> tuple[NDArray[Any], ...]:
     """The constants of a `Stem` from weights (outputs, channels, kernel, kernel).
 
-    The first is (outputs, cells * cells * 16), with (row, column, 4 channels) in a cell.
+    The first is (outputs, cells * cells * numbers of a cell), with (row, column, 4 channels) in a cell.
     """
     cells, lead = step.count_cells()
-    kernel = step.kernel[0]
-    padded = np.zeros((step.outputs, 4, 2 * cells, 2 * cells), np.float16)
+    kernel, stride = step.kernel[0], step.stride
+    padded = np.zeros((step.outputs, 4, stride * cells, stride * cells), np.float16)
     padded[:, : step.channels, lead : lead + kernel, lead : lead + kernel] = weight
-    split = padded.reshape(step.outputs, 4, cells, 2, cells, 2)
+    split = padded.reshape(step.outputs, 4, cells, stride, cells, stride)
     return np.ascontiguousarray(split.transpose(0, 2, 4, 3, 5, 1)).reshape(step.outputs, -1), bias
 
 
@@ -146,7 +146,7 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
-            if _can_overlap():
+            if step.stride == 2 and _can_overlap():
                 yield Tactic("fp16_wgmma_stem_at_once", {"ROWS": 16, "warps": 8})
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS

@@ -101,6 +101,8 @@ def list_cases():
     yield random_stem(16, 3, 7, 3, (16, 16), activation="relu", half=False)
     yield random_stem(32, 3, 3, 1, (16, 16), activation="silu")
     yield random_stem(32, 3, 3, 1, (16, 16), activation="hardswish", half=False)
+    yield random_stem(64, 3, 11, 2, (35, 33), activation="relu", stride=4)
+    yield random_stem(32, 1, 7, 3, (17, 24), activation="silu", half=False, stride=4)
 
 
 if __name__ == "__main__":

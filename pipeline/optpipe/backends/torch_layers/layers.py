@@ -25,6 +25,8 @@ _MOST_COLUMNS = 31
 """Columns of the largest depthwise kernel, whose loop over them is unrolled."""
 _STEM_CHANNELS = 4
 _STEM_OUTPUTS = (16, 32, 64, 128)
+_STEM_KERNELS = {2: range(1, 8), 4: range(5, 17)}
+"""Sizes of a stem's kernel by its stride; one of 4x4 with stride 4 reads patches."""
 _LARGEST_HALF = 65504.0
 _TOLERANCE = 0.6
 """In steps of a weight: covers rounding, and scales that the graph stores in FP16."""
@@ -142,15 +144,15 @@ def is_depthwise(layer: Layer) -> bool:
 
 
 def is_stem(layer: Layer) -> bool:
-    """Whether it convolves an input of the network that has few channels, with stride 2."""
+    """Whether it convolves an input of the network that has few channels, with stride 2 or 4."""
     if len(layer.stride) != 2 or layer.groups > 1 or find_input(layer.given) is None:
         return False
     outputs, channels, height, width = layer.weight.shape
-    fits = channels <= _STEM_CHANNELS and height == width <= 7 and outputs in _STEM_OUTPUTS
+    fits = channels <= _STEM_CHANNELS and height == width and outputs in _STEM_OUTPUTS
     return (
         fits
-        and layer.stride == (2, 2)
-        and len(set(layer.padding)) == 1
+        and len(set(layer.stride)) == len(set(layer.padding)) == 1
+        and width in _STEM_KERNELS.get(layer.stride[0], ())
         and set(layer.dilation) == {1}
     )
 

@@ -117,9 +117,10 @@ class StepWriter:
             each.half().to(next(self.program.parameters()).device)
             for each in (layer.weight, layer.bias)
         )
+        rows = weight.flatten(1)
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % ALIGNED_HALVES))
         kept = [
-            add_constant(self.program, f"{name}_{at}", each)
-            for at, each in enumerate((weight.flatten(1), bias))
+            add_constant(self.program, f"{name}_{at}", each) for at, each in enumerate((rows, bias))
         ]
         new = self.program.graph.call_function(
             _multiply_patches, (find_input(layer.given), *kept, weight.shape[-1])
@@ -136,7 +137,10 @@ class StepWriter:
         padding = (rows, columns, rows, columns)
         step: steps.Stem | steps.Depthwise
         if is_stem(layer):
-            step = steps.Stem(outputs, channels, (height, width), padding, layer.activation, half)
+            stride = layer.stride[0]
+            step = steps.Stem(
+                outputs, channels, (height, width), padding, layer.activation, half, stride
+            )
             given, constants = find_input(layer.given), tactics.arrange_stem(step, weight, bias)
         else:
             padded = outputs if half else outputs + -outputs % ALIGNED
@@ -236,7 +240,10 @@ class StepWriter:
 
 
 def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
-    """(images, channels, height, width) in patches of `size` pixels a side, in FP16; the output is channels last."""
+    """(images, channels, height, width) in patches of `size` pixels a side, in FP16; the output is channels last.
+
+    Patches get zeros at their end for weights that have them, so that Tensor Cores read 16 bytes at a time.
+    """
     import torch  # a tracer follows this function
 
     rows, columns = value.shape[2] // size, value.shape[3] // size
@@ -246,6 +253,7 @@ def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
         .unflatten(2, (rows, size))
     )
     pixels = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
+    pixels = torch.nn.functional.pad(pixels, (0, weight.shape[1] - value.shape[1] * size**2))
     return torch.nn.functional.linear(pixels.half(), weight, bias).permute(0, 3, 1, 2)
 
 

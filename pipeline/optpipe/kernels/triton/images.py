@@ -18,29 +18,32 @@ def fp16_reorder_cells(
     columns,
     shift,
     CHANNELS: tl.constexpr,
+    STRIDE: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """Converts FP32 images, channels first, to FP16 cells of 2x2 pixels by 4 channels: (images, rows, columns, 16), zero outside.
+    """Converts FP32 images, channels first, to FP16 cells of STRIDE x STRIDE pixels by 4 channels: (images, rows, columns, numbers of
+    a cell), zero outside.
 
-    Cell q covers the pixels 2q - shift and 2q - shift + 1. A convolution with stride 2 has stride 1 over cells.
+    Cell q begins at pixel STRIDE * q - shift. A convolution with that stride has stride 1 over cells.
     """
     start_in_turn()
+    CELL: tl.constexpr = 4 * STRIDE * STRIDE
     cell = tl.program_id(0) * BP + tl.arange(0, BP)
     p = cell % columns
     rest = cell // columns
     q = rest % rows
     image = rest // rows
-    part = tl.arange(0, 16)
+    part = tl.arange(0, CELL)
     c = part % 4
-    row = 2 * q[:, None] - shift + (part // 8)[None, :]
-    column = 2 * p[:, None] - shift + ((part // 4) % 2)[None, :]
+    row = STRIDE * q[:, None] - shift + (part // (4 * STRIDE))[None, :]
+    column = STRIDE * p[:, None] - shift + ((part // 4) % STRIDE)[None, :]
     inside = (
         (row >= 0) & (row < height) & (column >= 0) & (column < width) & (c < CHANNELS)[None, :]
     )
     source = x + ((image[:, None] * CHANNELS + c[None, :]) * height + row) * width + column
     value = tl.load(source, mask=inside & (cell < cells)[:, None], other=0.0)
     tl.store(
-        y + cell[:, None] * 16 + part[None, :], value.to(tl.float16), mask=(cell < cells)[:, None]
+        y + cell[:, None] * CELL + part[None, :], value.to(tl.float16), mask=(cell < cells)[:, None]
     )
 
 
@@ -57,24 +60,30 @@ def fp16_wgmma_stem(
     rows,
     columns,
     R: tl.constexpr,
+    CELL: tl.constexpr,
+    TOGETHER: tl.constexpr,
     N: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HALF: tl.constexpr,
     BM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A convolution of RxR cells in FP16 with FP32 sums, bias, and activation; the output is FP16 or INT8."""
+    """A convolution of RxR cells of CELL numbers in FP16 with FP32 sums, bias, and activation; the output is FP16 or INT8.
+
+    TOGETHER cells of a row, which divide R, are multiplied at once.
+    """
     start_in_turn()
-    DEPTH: tl.constexpr = R * 16
+    DEPTH: tl.constexpr = TOGETHER * CELL
+    PARTS: tl.constexpr = R // TOGETHER
     m = tl.program_id(0) * BM
     pixel = tl.minimum(m + tl.arange(0, BM), pixels - 1)
     rest = pixel // out_width
     first = ((rest // out_height) * rows + rest % out_height) * columns + pixel % out_width
-    base = x + first[:, None] * 16 + tl.arange(0, DEPTH)[None, :]
+    base = x + first[:, None] * CELL + tl.arange(0, DEPTH)[None, :]
     acc = tl.zeros((BM, N), tl.float32)
-    for r in tl.range(0, R, num_stages=STAGES):
-        a = tl.load(base + r * columns * 16)
-        b = w.load([0, r * DEPTH])
+    for step in tl.range(0, R * PARTS, num_stages=STAGES):
+        a = tl.load(base + (step // PARTS * columns + step % PARTS * TOGETHER) * CELL)
+        b = w.load([0, step * DEPTH])
         acc = tl.dot(a, b.T, acc)
     value = activate(acc + tl.load(bias + tl.arange(0, N))[None, :], ACTIVATION)
     if HALF:

@@ -98,11 +98,14 @@ def test_sums_that_fp32_cannot_hold_are_exact_before_they_are_scaled():
     assert compute_step(step, operands).flatten()[1] == round(2048 * 127 * 127 / 2**18)
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (3, 1), (5, 2), (4, 1), (1, 0)])
+@pytest.mark.parametrize(
+    "shape",
+    [(7, 3, 2), (3, 1, 2), (5, 2, 2), (4, 1, 2), (1, 0, 2), (11, 2, 4), (7, 3, 4), (6, 0, 4)],
+)
 @given(channels=st.integers(1, 4))
 def test_a_stem_over_cells_is_the_convolution_over_pixels(shape, channels):
-    kernel, padding = shape
-    step, operands = random_stem(16, channels, kernel, padding, (12, 13), 1)
+    kernel, padding, stride = shape
+    step, operands = random_stem(16, channels, kernel, padding, (12, 13), 1, stride=stride)
     rng = np.random.default_rng(kernel)
     weight = rng.integers(-4, 5, (16, channels, kernel, kernel)).astype(np.float16)
     image = torch.from_numpy(rng.integers(-8, 9, (1, channels, 12, 13)).astype(np.float32))
@@ -110,7 +113,7 @@ def test_a_stem_over_cells_is_the_convolution_over_pixels(shape, channels):
         operands, data=image, constants=upload(arrange_stem(step, weight, np.zeros(16, np.float32)))
     )
     expected = torch.nn.functional.conv2d(
-        image, torch.from_numpy(weight).float(), stride=2, padding=padding
+        image, torch.from_numpy(weight).float(), stride=stride, padding=padding
     )
     assert torch.equal(compute_step(step, operands).float(), expected)
 

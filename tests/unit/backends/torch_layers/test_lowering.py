@@ -180,6 +180,32 @@ def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
         assert measure_snr(module(batch).numpy(), lower_program(wanted)[0](batch)[0].numpy()) > 45
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "padding", "pooled", "kinds"),
+    [(11, 2, True, ["Stem", "MaxPool"]), (7, 3, False, ["Stem"]), (14, 0, False, [])],
+)
+def test_first_convolutions_of_large_strides_are_steps_or_products_over_patches(
+    kernel, padding, pooled, kinds, tmp_path
+):
+    """As in AlexNet, SegFormer, and ConvMixer, whose patches have no multiple of 16 bytes."""
+    torch.manual_seed(0)
+    first = torch.nn.Conv2d(3, 64, kernel, 4 if padding else kernel, padding)
+    more = [torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2)] if pooled else [torch.nn.Sigmoid()]
+    module, batch = torch.nn.Sequential(first, *more).eval(), draw(SPEC)
+    wanted = replace(
+        make_int8_request("residual", tmp_path),
+        precision=Precision.FP16,
+        module=lambda: deepcopy(module),
+    )
+    program, _ = lower_program(wanted)
+    found = [str(each.args[5]) for each in program.graph.nodes if "optpipe" in str(each.target)]
+    assert [each.split()[0] for each in found] == kinds
+    assert all("conv" not in str(each.target) for each in program.graph.nodes)
+    with torch.inference_mode():
+        assert measure_snr(module(batch).numpy(), program(batch)[0].float().numpy()) > 45
+
+
 class Padded(torch.nn.Module):
     """Paddings as words, as in ConvMixer: even, odd, and dilated ones, and a kernel too large to unroll."""
 

@@ -32,8 +32,9 @@ from optpipe.kernels.tuner import (
 
 BUDGET_S = 5.0
 """For each batch size; the longest groups come first."""
-NEAR = 1.6
-"""Times the fastest tactic's time alone, up to which another one is a rival. The fastest call of a library always is one."""
+NEAR, APART, APART_US = 1.6, 1.05, 5.0
+"""Up to NEAR times the fastest tactic's time alone another one is a rival, but not beyond APART times it and APART_US: what the cache
+and the neighbors change is a few microseconds of each launch. The fastest call of a library always is a rival."""
 MOST_RIVALS = 3
 CONFIDENCE = 0.999
 """Of one comparison: a build makes up to a hundred."""
@@ -59,7 +60,8 @@ class _Group:
     def list_rivals(self) -> Iterator[Choice]:
         (_, best), *others = self.ranked
         first = next((each for each in others if each[0].kernel in LIBRARIES), None)
-        near = [each for each in others if each[1] <= NEAR * best and each is not first]
+        limit = min(NEAR * best, APART * best + APART_US)
+        near = [each for each in others if each[1] <= limit and each is not first]
         yield from [each for each in (first, *near) if each is not None][:MOST_RIVALS]
 
 

@@ -12,7 +12,7 @@ from tests.fakes.int8_network import SPEC, make_int8_request
 from optpipe.backends.torch_layers import in_place, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.kernels import tuner
-from optpipe.kernels.tactics import LIBRARIES, tactics_from_text
+from optpipe.kernels.tactics import LIBRARIES, Tactic, tactics_from_text
 
 register_emulation()
 
@@ -137,9 +137,18 @@ def test_a_program_that_cannot_be_captured_keeps_its_tactics_and_says_why(
     }
 
 
-def test_a_library_s_call_is_a_rival_however_slow_it_is_alone():
-    from optpipe.kernels.tactics import Tactic
-
-    times = (("wgmma_product", 1.0), ("wgmma_product", 1.7), (LIBRARIES[0], 9.0))
-    group = in_place._Group(tuple((Tactic(name, {}), time) for name, time in times), 1)
-    assert [tactic.kernel for tactic, _ in group.list_rivals()] == [LIBRARIES[0]]
+@pytest.mark.parametrize(
+    ("times", "rivals"),
+    [
+        ({"wgmma_product": 1.0, "wgmma_convolution_boxes": 1.7, LIBRARIES[0]: 9.0}, [LIBRARIES[0]]),
+        (
+            {"wgmma_product": 1.0, "wgmma_convolution_boxes": 1.5, LIBRARIES[0]: 9.0},
+            [LIBRARIES[0], "wgmma_convolution_boxes"],
+        ),
+        ({LIBRARIES[0]: 100.0, "wgmma_product": 109.0}, ["wgmma_product"]),
+        ({LIBRARIES[0]: 100.0, "wgmma_product": 111.0}, []),
+    ],
+)
+def test_rivals_are_a_library_s_call_and_what_is_a_few_microseconds_slower_alone(times, rivals):
+    group = in_place._Group(tuple((Tactic(name, {}), time) for name, time in times.items()), 1)
+    assert [tactic.kernel for tactic, _ in group.list_rivals()] == rivals

@@ -91,6 +91,14 @@ class Stamp(TypedDict):
     time_utc: str
 
 
+class Exported(TypedDict):
+    """Of `signoff export`."""
+
+    dossier: str
+    tracker: str
+    place: str
+
+
 class PolicyTemplate(TypedDict):
     """Of `signoff --init`."""
 
@@ -157,6 +165,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "signoff approve": (Approval,),
     "signoff attest": (Attestation,),
     "signoff stamp": (Stamp,),
+    "signoff export": (Exported,),
     "signoff recheck": ("deploy.records:RecheckRecord",),
     "verify": ("core.verdict:VerificationRecord",),
     "run": ("core.verdict:VerdictRecord",),

@@ -182,6 +182,18 @@ class Dossier:
                 tune=tune,
             )
 
+    @check_arguments
+    def export(self, to: str, *, output: str | os.PathLike[str] | None = None) -> str:
+        """Sends the dossier to the tracker `to`: `mlflow`, `wandb`, `model-card`, or one of a plug-in; returns where it is.
+
+        `output` is the file of a model card, or the folder of an offline run. Raises MissingError without the tracker's library,
+        StageError if it fails, and BadInputError if a byte of the dossier has changed.
+        """
+        from optpipe.deploy.trackers.registry import export_dossier
+
+        with self.workspace.call("Dossier.export", dossier=self.path, to=to):
+            return export_dossier(self.path, to, None if output is None else Path(output))
+
     def load(self) -> "Build":
         """The build that it signed off, from the workspace. Raises BadInputError if the workspace lacks it, or has another file."""
         from optpipe.api.build import find_build

@@ -59,6 +59,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "approve": "signoff:approve",
             "attest": "signoff:attest",
             "stamp": "signoff:stamp",
+            "export": "signoff:export",
             "recheck": "signoff:recheck",
         },
         "verify": "signoff:verify",
@@ -127,7 +128,7 @@ PIPED_WIDTH = 100
 """Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
-SCHEMA_VERSION = 25
+SCHEMA_VERSION = 26
 """The version that all JSON documents share; it increases when the shape of any document changes."""
 
 

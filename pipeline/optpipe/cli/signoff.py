@@ -56,6 +56,28 @@ class DossierOptions:
         ),
     ] = None
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
+    export: Annotated[
+        tuple[str, ...],
+        Param(
+            "Then send the dossier to this tracker: mlflow, wandb, or model-card.", metavar="NAME"
+        ),
+    ] = ()
+
+    def require_trackers(self) -> None:
+        """Raises BadInputError for an unknown tracker, MissingError without its library."""
+        if self.export:
+            from optpipe.deploy.trackers.registry import require_tracker
+
+            for name in self.export:
+                require_tracker(name)
+
+    def export_dossier(self, folder: Path, terminal: "Terminal") -> None:
+        """A tracker that fails or hangs is a warning: the verdict stands before it is sent."""
+        if self.export:
+            from optpipe.deploy.trackers.registry import export_after_signoff
+
+            for name, place in export_after_signoff(folder, self.export, terminal).items():
+                terminal.inform(f"{name}: {place}")
 
     def read_waivers(self) -> dict[str, str]:
         """The reason by criterion: one for all, or one each. Raises BadInputError."""
@@ -128,6 +150,7 @@ def signoff(
         model, rules, artifact, waivers, begun, max_cv=how.max_cv, exported=exported
     )
     require_possible(wanted, store, how.output, how.sign, how.timestamp)
+    how.require_trackers()
     try:
         if measure:
             measure_missing_evidence(
@@ -145,6 +168,7 @@ def signoff(
     except KeyboardInterrupt:
         _tell_how_to_resume(terminal)
         raise
+    how.export_dossier(folder, terminal)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     return Outcome(
         document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status
@@ -266,6 +290,7 @@ def run(
         name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked
     ]
     require_possible(wanted, store, how.output, how.sign, how.timestamp)
+    how.require_trackers()
     source = model_from_options(model, shapes, store)
     try:
         steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
@@ -276,6 +301,7 @@ def run(
         _tell_how_to_resume(terminal)
         raise
     notes.unlink(missing_ok=True)
+    how.export_dossier(folder, terminal)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     shown = document_from_pipeline_run(steps, verdict, folder)
     return Outcome(
@@ -465,6 +491,29 @@ def stamp(
         time = stamp_folder(dossier, timestamp)
     document = {"dossier": str(dossier), "file": TIMESTAMP, "time_utc": time.isoformat()}
     return Outcome(document, lambda _: f"{dossier} existed at {time:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def export(
+    dossier: DossierArgument,
+    store: "Store",
+    terminal: "Terminal",
+    to: Annotated[
+        str, typer.Option(metavar="NAME", help="Tracker: mlflow, wandb, model-card, or a plug-in.")
+    ],
+    output: Annotated[
+        Path | None,
+        Param("File of the model card, or folder of the offline run.", metavar="PATH"),
+    ] = None,
+) -> Outcome:
+    """Send a dossier to a tracker: figures with intervals, parameters, the verdict, and the dossier itself.
+
+    MLflow goes to MLFLOW_TRACKING_URI, and Weights & Biases stays offline unless WANDB_MODE says otherwise.
+    """
+    from optpipe.deploy.trackers.registry import export_dossier
+
+    with terminal.step(f"export to {to}"):
+        place = export_dossier(dossier, to, output)
+    return Outcome({"dossier": str(dossier), "tracker": to, "place": place}, lambda _: place)
 
 
 def attest(

@@ -19,7 +19,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from optpipe.core.errors import MissingError, first_line
 
-Group = Literal["optpipe.backends", "optpipe.tasks", "optpipe.metrics", "optpipe.scores"]
+Group = Literal[
+    "optpipe.backends", "optpipe.tasks", "optpipe.metrics", "optpipe.scores", "optpipe.trackers"
+]
 GROUPS: tuple[Group, ...] = get_args(Group)
 VARIABLE = "OPTPIPE_PLUGINS"
 """Names of the plug-ins to load; if it is not set, all are."""

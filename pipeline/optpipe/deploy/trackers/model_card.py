@@ -1,0 +1,94 @@
+"""A model card of the Hugging Face Hub: `model-index` with the figures and their intervals, and a section with the verdict.
+
+It writes a file, by default `README.md` beside the dossier, and keeps everything else that is in it. Nothing is uploaded.
+Source: huggingface_hub 2.4, `huggingface_hub.EvalResult`.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from optpipe.core import LazyModule
+from optpipe.core.verdict import CriterionResult
+from optpipe.deploy.trackers.contract import Export, Tracker
+from optpipe.report.document import format_observed
+from optpipe.workspace.files import write_bytes
+
+yaml = LazyModule("yaml")  # of huggingface_hub
+
+BEGIN, END = "<!-- optpipe: begin -->", "<!-- optpipe: end -->"
+_HEAD = re.compile(r"---\n(.*?)\n?---\n", re.DOTALL)
+_SECTION = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+
+
+class ModelCardTracker(Tracker):
+    name, needs = "model-card", "huggingface_hub"
+    install = "pip install 'huggingface-hub>=1'"
+
+    def send(self, export: Export) -> str:
+        from huggingface_hub.repocard_data import eval_results_to_model_index
+
+        path, model = export.output or Path("README.md"), export.verdict.model
+        old = path.read_text(encoding="utf-8") if path.is_file() else f"# {model}\n"
+        head = _HEAD.match(old)
+        known = yaml.safe_load(head[1]) if head else {}
+        if not isinstance(known, dict):
+            raise TypeError(f"{path} does not begin with YAML metadata of a model card")
+        results = [_make_result(one) for one in export.numbers]
+        others = [each for each in known.get("model-index") or [] if each.get("name") != model]
+        known["model-index"] = [*others, *eval_results_to_model_index(model, results)]
+        text, section = old[head.end() :] if head else old, _describe(export)
+        body = (
+            _SECTION.sub(lambda _: section, text)
+            if _SECTION.search(text)
+            else f"{text.rstrip()}\n\n{section}\n"
+        )
+        metadata = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
+        write_bytes(path, f"---\n{metadata}---\n{body}".encode())
+        return str(path)
+
+
+def _make_result(one: CriterionResult) -> Any:
+    """An `EvalResult` of a criterion; `metric_args` has its interval."""
+    from huggingface_hub import EvalResult
+
+    low, high = one.ci or (None, None)
+    waived = {"waived": one.waived} if one.waived else {}
+    about = {"low": low, "high": high, "limit": one.limit, "verdict": str(one.verdict), **waived}
+    return EvalResult(
+        task_type="other",
+        dataset_type="optpipe",
+        dataset_name=one.about or "the build's record",
+        metric_type=one.name,
+        metric_name=f"{one.name} ({one.unit})" if one.unit is not None else one.name,
+        metric_value=one.observed,
+        metric_args=about,
+    )
+
+
+def _describe(export: Export) -> str:
+    record = export.verdict
+    rows = [
+        f"| {one.name} | {one.verdict}{' (waived)' if one.waived else ''} | {_escape(format_observed(one))} | {_escape(one.limit)} |"
+        for one in record.criteria
+    ]
+    return "\n".join(
+        [
+            BEGIN,
+            "## Verdict",
+            "",
+            f"**{record.verdict}** by the policy {_escape(record.policy.name)} on {record.created_utc[:10]}, for"
+            f" {record.artifact.backend} {record.artifact.precision} (optpipe {record.optpipe}).",
+            "",
+            "| criterion | verdict | observed | limit |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            f"The dossier {record.dossier_name} (sha256 {export.seal}) has the raw samples; `optpipe verify` recomputes every figure.",
+            END,
+        ]
+    )
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

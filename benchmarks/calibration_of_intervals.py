@@ -1249,6 +1249,19 @@ def outputs(generator, scale) -> Iterator[Row]:
         yield share(wrong, most=0.025, what=f"PASS: {what}", claimed="≤ 2.5 %", note=shown)
         wrong = [each is not None and each[1] < truth for each in bounds]
         yield share(wrong, most=0.025, what=f"FAIL: {what}", claimed="≤ 2.5 %", note=shown)
+    for spread in (1.0, 2.0):
+        for n in (100, 1000):
+            truth, bounds = 40 + 5 * spread**2 / np.log(10), []
+            for _ in range(round(400 * scale)):
+                errors = output_errors(generator, 0.3, n)
+                errors["difference_square"] /= np.exp(0.3**2 / 2)
+                errors["reference_square"] = np.exp(spread * generator.standard_normal(n))
+                bounds.append(compute_snr_interval(errors, compute_look_confidence(0.95, 1)))
+            what = f"SNR on its limit, {n} samples, powers of the outputs spread e^{spread:g}"
+            known = [each for each in bounds if each is not None]
+            passed, failed = [low >= truth for low, _ in known], [high < truth for _, high in known]
+            yield share(passed, most=0.025, what=f"PASS: {what}", claimed="≤ 2.5 %")
+            yield share(failed, most=0.025, what=f"FAIL: {what}", claimed="≤ 2.5 %")
 
 
 def spoil(rows, name, draw):
@@ -1753,6 +1766,35 @@ def assumptions(generator, scale) -> Iterator[Row]:
 
             what = f"{tries} processes, {slow:.0%} of them {gap:.0%} slower, none left out"
             yield from wrong_verdicts(judge_levels(draw_apart, tries), what, most=1.0)
+    for runs in (1, 2, 3, 5):
+        for gap in (0.05, 0.12):
+            verdicts = []
+            for _ in range(round(400 * scale)):
+                slow = generator.random(runs) < 0.3
+                levels = np.repeat(10 * (1 + gap * slow) / (1 + 0.3 * gap), 5)
+                figures = levels * np.exp(0.003 * generator.standard_normal(5 * runs))
+                tries = tuple(
+                    RecordedMeasurement(replace(planted(each), process=at), f"r{at // 5}")
+                    for at, each in enumerate(figures)
+                )
+                verdicts.append(judged_tries(limit, tries)[0])
+            what = f"{runs} runs of 5 processes, 30% of the runs {gap:.0%} slower as a whole"
+            yield from wrong_verdicts(verdicts, what, most=1.0)
+    for count, length in ((700, 50), (700, 200), (3000, 50), (3000, 200)):
+        many = stalled_requests(generator, 2_000_000, 0.012, length, 0.5)
+        slow_limit = latency_limit(99, float(np.quantile(many, 0.99)))
+        for tries in (5, 10):
+            verdicts = []
+            for _ in range(round(200 * scale)):
+                drawn = tuple(
+                    worked(stalled_requests(generator, count, 0.012, length, 0.5), process=at)
+                    for at in range(tries)
+                )
+                verdicts.append(judged_tries(slow_limit, drawn)[0])
+            none = exp(-0.012 * count * tries / length)
+            what = f"p99, stalls of {length} requests, 50% slower, {tries} processes of {count}"
+            note = f"none was drawn in {none:.1%}"
+            yield from wrong_verdicts(verdicts, what, note, most=1.0)
     for flipped in (0.05, 0.1, 0.2):
         # of two classes a wrong label turns a lost sample into a won one, of many into one that neither has right
         for classes, turned in (("two", flipped), ("many", 0.0)):

@@ -4439,8 +4439,10 @@ def find_snr(rows, confidence):
     ratio = estimate_ratio(noise, signal)
     low, high = Mean(snr, 10 / log(10) * ratio.error / ratio.value, n - 1).interval(confidence)
     apart = [n * (bad - ratio.value * good) / total for bad, good in zip(noise, signal)]
-    _, most = estimate_score(1, lambda: apart, n, 0, inf, 100).interval(confidence)
-    return snr, [min(low, snr - 10 * log10(most)), high]
+    largest = max(1.0, *map(abs, apart))
+    _, most = estimate_score(1, lambda: apart, n, 1e-6, inf, 100).interval(confidence)
+    least, _ = estimate_score(1, lambda: apart, n, 1e-6, inf, largest).interval(confidence)
+    return snr, [min(low, snr - 10 * log10(most)), max(high, snr - 10 * log10(least))]
 
 
 def observe_preprocessing(at):  # §8.2

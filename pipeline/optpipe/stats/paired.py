@@ -157,17 +157,23 @@ Samples with more noise that are too rare to be drawn cannot be excluded by any 
 Mathematical Statistics 27, 1956: an unbounded mean has no interval)."""
 
 
+SMALLEST_NOISE = 1e-6
+"""The lower bound of the noise, as a multiple of what was measured, where no bound is known: 60 dB better."""
+
+
 def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> Interval | None:
     """The interval in dB of the pooled signal-to-noise ratio, from the `compute_row_errors` of each sample.
 
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
     2.11) on its logarithm. The lower bound is also that of the noise as a `SampledFigure` with an effect of LARGEST_NOISE, so
-    that samples with much noise that happened not to be drawn are not excluded. None if the error is zero or not finite, or spread
-    over fewer than FEWEST_FOR_SNR samples.
+    that samples with much noise that happened not to be drawn are not excluded. The upper bound is that of samples like the most
+    influential one that was drawn: where the power of the outputs differs much, few samples have most of it.
+
+    None if the error is zero or not finite, or spread over fewer than FEWEST_FOR_SNR samples.
 
     >>> rows = {"difference_square": np.ones(1000), "reference_square": np.full(1000, 1e4)}
     >>> [round(bound, 2) for bound in compute_snr_interval(rows, 0.95)]
-    [38.27, 40.0]
+    [38.33, 40.02]
     """
     noise, signal = (
         np.asarray(rows[f"{of}_square"], dtype=np.float64) for of in ("difference", "reference")
@@ -182,10 +188,14 @@ def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> I
     apart = (noise - ratio * signal) / total
     error = sqrt(count / (count - 1) * float(np.sum(apart**2)))
     half = 10 / log(10) * compute_t_quantile(0.5 + confidence / 2, count - 1) * error
-    noise_of_mean = figure_from_samples(1.0, count * apart, count, (0.0, inf), LARGEST_NOISE)
-    _, most = noise_of_mean.interval(confidence)
+    influences, limits = count * apart, (SMALLEST_NOISE, inf)
+    largest = max(1.0, float(np.abs(influences).max()))
+    _, most = figure_from_samples(1.0, influences, count, limits, LARGEST_NOISE).interval(
+        confidence
+    )
+    least, _ = figure_from_samples(1.0, influences, count, limits, largest).interval(confidence)
     snr = -10 * log10(ratio)
-    return snr - max(half, 10 * log10(most)), snr + half
+    return snr - max(half, 10 * log10(most)), snr + max(half, -10 * log10(least))
 
 
 def _as_wrong_as_can_be(name: str) -> OutputError:

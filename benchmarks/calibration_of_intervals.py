@@ -1773,11 +1773,11 @@ def assumptions(generator, scale) -> Iterator[Row]:
                 slow = generator.random(runs) < 0.3
                 levels = np.repeat(10 * (1 + gap * slow) / (1 + 0.3 * gap), 5)
                 figures = levels * np.exp(0.003 * generator.standard_normal(5 * runs))
-                measured = tuple(
+                of_runs = tuple(
                     RecordedMeasurement(replace(planted(each), process=at), f"r{at // 5}")
                     for at, each in enumerate(figures)
                 )
-                verdicts.append(judged_tries(limit, measured)[0])
+                verdicts.append(judged_tries(limit, of_runs)[0])
             what = f"{runs} runs of 5 processes, 30% of the runs {gap:.0%} slower as a whole"
             yield from wrong_verdicts(verdicts, what, most=1.0)
     for count, length in ((700, 50), (700, 200), (3000, 50), (3000, 200)):

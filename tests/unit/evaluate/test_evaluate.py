@@ -180,6 +180,13 @@ def test_labels_by_name_index_or_order() -> None:
         find_label_indices(named(["bird", "cat"]), card(["cat", "dog", "cow"]), 3)
 
 
+def test_a_label_of_several_classes_is_refused_only_where_it_is_used() -> None:
+    birds = card(["crane", "heron", "crane"])
+    assert find_label_indices(named(["heron", "heron"]), birds, 3).tolist() == [1, 1]
+    with pytest.raises(BadInputError, match="'crane' of m names the classes 0 and 2"):
+        find_label_indices(named(["crane", "heron"]), birds, 3)
+
+
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
 def test_a_score_that_is_not_defined_is_refused() -> None:
     """As JSON knows no NaN, a stored one could not be read again."""

@@ -15,6 +15,7 @@ from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.counted import CountedScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.task_data import index_labels
 from optpipe.models.inputs.text_set import TextSet
 
 THRESHOLD = "threshold"
@@ -181,7 +182,7 @@ def _parse_label(text: str) -> Any:
 def _find_classes(value: Any, card: ModelCard, classes: int, where: str) -> list[int]:
     """Ascending indices of the classes that a label names."""
     many = value if isinstance(value, list) else [value]
-    names = {name: place for place, name in enumerate(card.labels)}
+    names = index_labels(card, (each for each in many if isinstance(each, str)))
     if len(many) == classes and {*map(str, many)} <= {"0", "1", "0.0", "1.0", "False", "True"}:
         return [place for place, each in enumerate(many) if each]
     found = set()

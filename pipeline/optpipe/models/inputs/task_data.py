@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from optpipe.core.files import (
     read_user_bytes,
     require_regular_file,
 )
+from optpipe.core.records import group_pairs
 from optpipe.core.wording import IN_MEMORY, Argument, Call
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
@@ -350,7 +351,7 @@ def find_label_indices(
         return None
     known = set(names)
     if known <= set(card.labels):
-        index = {label: position for position, label in enumerate(card.labels)}
+        index = index_labels(card, map(str, known))
     elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
         index = {str(name): int(str(name)) for name in known}
     elif len(samples.labels) == classes:
@@ -363,6 +364,21 @@ def find_label_indices(
             way = f"name the folders after its labels or class indices, or provide all {classes} folders in class order"
         raise BadInputError(f"label '{odd}' of {samples.name} is not a class of {card.name}: {way}")
     return np.array([index[str(name)] for name in names], np.int64)
+
+
+def index_labels(card: ModelCard, used: Iterable[str]) -> dict[str, int]:
+    """The class of each of the card's labels.
+
+    Raises BadInputError if one that is `used` names several classes, as some do in ImageNet's list (crane: a bird, a machine).
+    """
+    places = group_pairs((label, place) for place, label in enumerate(card.labels))
+    if several := sorted(label for label in used if len(places.get(label, ())) > 1):
+        listed = " and ".join(map(str, places[several[0]]))
+        raise BadInputError(
+            f"label '{several[0]}' of {card.name} names the classes {listed}\n"
+            "use class indices as the labels of the data, or different labels in the model card"
+        )
+    return {label: found[0] for label, found in places.items()}
 
 
 def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:

@@ -127,6 +127,10 @@ store show '' | it is empty
 store rm '' | it is empty
 store ls --workspace '' | the path is empty
 store ls --workspace= | the path is empty
+bench digits --processes 99999999999 | 1000
+build digits --option torch.threads=1 --option torch.threads=2 | torch.threads is given twice
+build digits --shape images=1x1x28x28 --shape images=2x1x28x28 | --shape: each input may be given once
+bench digits --set seed=1 --set seed=2 | seed is given twice
 bench digits --slo '' | p99=15ms
 bench digits --batch '' | 1:256
 bench digits --precision '' | fp32

@@ -152,7 +152,7 @@ def find_missing_release(info: ArtifactInfo, version: str) -> str | None:
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Reads texts such as `BACKEND.KEY=VALUE` as options by backend. Raises BadInputError for anything else."""
+    """Reads texts such as `BACKEND.KEY=VALUE` as options by backend. Raises BadInputError for anything else, and for two values."""
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -162,7 +162,12 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
                 f"expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}",
                 argument=Argument("option", text),
             )
-        options.setdefault(backend, {})[key] = value
+        given = options.setdefault(backend, {})
+        if given.setdefault(key, value) != value:
+            raise BadInputError(
+                f"{backend}.{key} is given twice, first as {given[key]}",
+                argument=Argument("option", text),
+            )
     return options
 
 

@@ -9,8 +9,10 @@ import typer
 from optpipe.cli.groups import path_from_text
 from optpipe.core import plan as params
 from optpipe.core.entries import Device, weights_from_text
+from optpipe.core.errors import BadInputError
 from optpipe.core.plan import Param
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Argument
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
@@ -117,6 +119,8 @@ def model_from_options(
     from optpipe.models.artifacts.named import model_from_text
 
     shapes = dict(map(shapes_from_text, given.shape))
+    if len(shapes) < len(given.shape):
+        raise BadInputError("each input may be given once", argument=Argument("shape"))
     weights = weights_from_text(given.weights)
     batch = batch_range_from_text(given.batch) if given.batch is not None else None
     found = model_from_text(model, store, weights=weights, batch=batch, shapes=shapes)

@@ -143,8 +143,11 @@ def read_user_bytes(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
 
 
 def read_user_text(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, errors: str = "strict") -> str:
-    """As `read_user_bytes`, with the line ends of text files. Raises UnicodeDecodeError too."""
-    text = read_user_bytes(path, most_bytes).decode("utf-8", errors)
+    """As `read_user_bytes`, with the line ends of text files. Raises UnicodeDecodeError too.
+
+    Editors on Windows write a byte order mark, which is no part of the text.
+    """
+    text = read_user_bytes(path, most_bytes).decode("utf-8-sig", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

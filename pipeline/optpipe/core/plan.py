@@ -149,6 +149,8 @@ def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict
                 f"expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}",
                 argument=Argument("set", text),
             )
+        if known[name].name in found:
+            raise BadInputError(f"{name} is given twice", argument=Argument("set", text))
         found[known[name].name] = known[name].read(value)
     return found
 
@@ -267,7 +269,12 @@ MAX_CV = Param(
     parse=share_from_text,
     show=share_to_text,
 )
-PROCESSES = Param("Fresh processes; fewer than three give no interval over processes.", minimum=1)
+MOST_PROCESSES = 1000
+PROCESSES = Param(
+    "Fresh processes; fewer than three give no interval over processes.",
+    minimum=1,
+    maximum=MOST_PROCESSES,
+)
 PRECISIONS = Param("Precisions, comma-separated.", flag="precision", parse=words_from_text)
 BACKENDS = Param("Backends, comma-separated.", flag="backend", parse=words_from_text)
 GPU = Param(

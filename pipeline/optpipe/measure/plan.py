@@ -9,6 +9,7 @@ from optpipe.backends.registry import require_known_options
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
 from optpipe.core.metrics.measured import ENERGY
+from optpipe.core.plan import MOST_PROCESSES
 from optpipe.core.values import is_integer
 from optpipe.core.wording import Argument
 from optpipe.measure.measure import BenchPlan
@@ -31,7 +32,7 @@ def plan_bench(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> BenchPlan:
     """`load` holds fields of LoadSpec. Raises BadInputError for values that contradict each other, or are no counts."""
-    _require_count("processes", processes, 1)
+    _require_count("processes", processes, 1, MOST_PROCESSES)
     _require_count("seed", seed, 0)
     limit = None if slo is None else slo_from_text(slo)
     spec = LoadSpec(1, **load)
@@ -76,9 +77,8 @@ def plan_bench(
     )
 
 
-def _require_count(name: str, given: Any, least: int) -> None:
-    if given is None or (is_integer(given) and given >= least):
+def _require_count(name: str, given: Any, least: int, most: int | None = None) -> None:
+    if given is None or (is_integer(given) and given >= least and (most is None or given <= most)):
         return
-    raise BadInputError(
-        f"expected a whole number of at least {least}", argument=Argument(name, given)
-    )
+    limits = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+    raise BadInputError(f"expected a whole number {limits}", argument=Argument(name, given))

@@ -21,6 +21,7 @@ from optpipe.core.errors import BadInputError, read_as_user_file, require_existi
 from optpipe.core.events import Listener
 from optpipe.core.files import read_user_text
 from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.plan import MOST_PROCESSES
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
 from optpipe.core.wording import Argument
 from optpipe.models.artifacts.named import find_buildable_source
@@ -78,13 +79,10 @@ def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, 
     return tuple({cell.key: cell for cell in cells}.values())
 
 
-def parse_matrix_options(matrix: Matrix) -> dict[str, dict[str, str]]:
-    """The options of all builds and loads by backend; of one that is given several values, the last."""
-    return parse_options(_list_options(matrix))
-
-
-def _list_options(matrix: Matrix) -> tuple[str, ...]:
-    return (*matrix.build_options, *(each for options in matrix.options for each in options))
+def list_option_backends(matrix: Matrix) -> set[str]:
+    """The backends that any option of the matrix is for."""
+    given = (matrix.build_options, *matrix.options)
+    return {name for texts in given for name in parse_options(texts)}
 
 
 def require_sound(matrix: Matrix) -> None:
@@ -95,14 +93,16 @@ def require_sound(matrix: Matrix) -> None:
             raise BadInputError(f"the matrix has an empty list of {name}")
     if min((*matrix.batches, *matrix.lengths)) < 1 or matrix.processes < 1 or matrix.streams < 1:
         raise BadInputError("batches, lengths, processes and streams must be at least 1")
+    if matrix.processes > MOST_PROCESSES:
+        raise BadInputError(f"processes {matrix.processes}: {MOST_PROCESSES:,} are the most")
     if Scenario.SERVER in matrix.scenarios and not matrix.rates:
         raise BadInputError(
             "the server scenario requires rates (" + Argument("rate", "QUERIES_PER_SECOND") + ")"
         )
     if any(not rate > 0 for rate in matrix.rates):
         raise BadInputError(f"rates must be positive, got {min(matrix.rates):g}")
-    for text in _list_options(matrix):
-        require_known_options(parse_options([text]))
+    for texts in (matrix.build_options, *matrix.options):
+        require_known_options(parse_options(texts))
     if matrix.profile is not None:
         batch_range_from_text(matrix.profile, "profile")
     weights_from_text(matrix.weights, matrix.seed)

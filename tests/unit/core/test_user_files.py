@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from optpipe.core.errors import BadInputError, require_existing, require_file
-from optpipe.core.files import hash_file, read_user_bytes
+from optpipe.core.files import hash_file, read_user_bytes, read_user_text
 from optpipe.core.transform import Decode
 from optpipe.evaluate.tasks.masks import decode_mask
 from optpipe.models.inputs import images
@@ -155,3 +155,9 @@ def test_a_pipe_and_a_folder_are_named_before_anything_is_read(tmp_path):
         require_file(tmp_path / "net.onnx")
     with pytest.raises(BadInputError, match=r"net\.onnx: is a folder; give a file"):
         matrix_from_file(tmp_path / "net.onnx")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    path.write_bytes("name = 'a'\r\n".encode("utf-8-sig"))
+    assert read_user_text(path) == "name = 'a'\n"

@@ -458,7 +458,7 @@ def find_measured_ranges(
         wanted = f"iterations {first + 1} to {iterations.height} ({iterations['family'][0]})"
     if found.is_empty():
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none"
-        raise BadInputError(f"no NVTX range named {range_name!r};  the trace has: {names}")
+        raise BadInputError(f"no NVTX range named {range_name!r}; the trace has: {names}")
     return found, wanted
 
 

@@ -18,7 +18,7 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import group_pairs, json_from_record, read_record
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.targets import find_targets
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
@@ -316,10 +316,20 @@ def profile_program(
         write_trace(recorded.trace, folder)
         with listener.step("views"):
             whole = analysis_from_trace(trace_from_folder(folder))
-            stages = [
-                _judge_program_stage(each, whole, recorded, folder.name)
-                for each in list_program_stages(whole, range_name)
-            ]
+
+            def judge(name: str | None) -> list[StageProfile]:
+                return [
+                    _judge_program_stage(each, whole, recorded, folder.name)
+                    for each in list_program_stages(whole, name)
+                ]
+
+            missing: BadInputError | None = None
+            try:
+                stages = judge(range_name)
+            except BadInputError as error:  # the recording may have taken hours: it is kept
+                if range_name is None:
+                    raise
+                stages, missing = judge(None), error
         if plan.kernels and has_gpu() and stages[0].profile.measured.kernels:
             with listener.step("count kernels"):
                 words = make_program_command(command)
@@ -333,6 +343,9 @@ def profile_program(
         finish_run(run)
         if output is not None:
             _write_timeline(whole, stages[0], output, listener)
+    if missing is not None:
+        again = Call("profile", trace=folder, range="NAME")
+        raise BadInputError(missing.message, remedy="the recording is kept: " + again) from missing
     if not has_ended_well(recorded.run, duration_s):
         listener.warn(describe_end(recorded.run))
     main = stages[0].subject.name

@@ -7,8 +7,7 @@ expands to millions of numbers, or one class whose number makes a table of gigab
 from itertools import product
 from typing import NamedTuple
 
-import polars as pl
-
+from optpipe.core import pl
 from optpipe.core.errors import BadInputError
 from optpipe.evaluate.tasks.masks import measure_mask
 
@@ -23,7 +22,6 @@ SHOWN_SCORE = 0.25
 """Boxes of the source with at least this score are compared with those of a build."""
 MATCHED_BOXES = 100
 """Boxes of an image and class that are matched with true ones."""
-BOXES, NUMBERS, TAGS = pl.List(pl.List(pl.Float64)), pl.List(pl.Int64), pl.List(pl.String)
 TRUTH, BEST, PART = "truth", ":best", ":part."
 SOURCES = "source:prediction", "reference_prediction"
 
@@ -60,19 +58,25 @@ def require_bounded(asked: Asked, place: object) -> None:
             raise BadInputError(problem, place=place, remedy="evaluate fewer or smaller samples")
 
 
-def measure_answers(table: pl.DataFrame) -> Asked:
+def measure_answers(table: "pl.DataFrame") -> Asked:
     """Of a table with a row for each sample. Raises BadInputError for bytes that are no mask."""
-    of_kind = {
-        kind: [column for column in table.iter_columns() if column.dtype == kind]
-        for kind in (pl.Binary, BOXES, NUMBERS, TAGS)
+    types = {
+        "masks": pl.Binary,
+        "boxes": pl.List(pl.List(pl.Float64)),
+        "numbers": pl.List(pl.Int64),
+        "tags": pl.List(pl.String),
     }
-    masks = (mask for column in of_kind[pl.Binary] for mask in column if mask is not None)
+    of_kind = {
+        kind: [column for column in table.iter_columns() if column.dtype == dtype]
+        for kind, dtype in types.items()
+    }
+    masks = (mask for column in of_kind["masks"] for mask in column if mask is not None)
     pixels = sum(width * height for width, height in map(measure_mask, masks))
     kinds = [0, *map(_count_groups, table.iter_columns())]
-    numbers = [column for column in of_kind[NUMBERS] if not column.name.endswith(BEST)]
+    numbers = [column for column in of_kind["numbers"] if not column.name.endswith(BEST)]
     kinds += [1 + _find_largest(column.explode()) for column in numbers]
-    kinds += [column.explode().n_unique() for column in of_kind[TAGS] if column.name != TRUTH]
-    boxes = {column.name: _list_boxes(column) for column in of_kind[BOXES]}
+    kinds += [column.explode().n_unique() for column in of_kind["tags"] if column.name != TRUTH]
+    boxes = {column.name: _list_boxes(column) for column in of_kind["boxes"]}
     if TRUTH in boxes:
         kinds.append(1 + _find_largest(boxes[TRUTH]["class"]))
     return Asked(
@@ -80,19 +84,19 @@ def measure_answers(table: pl.DataFrame) -> Asked:
     )
 
 
-def _find_largest(numbers: pl.Series) -> int:
+def _find_largest(numbers: "pl.Series") -> int:
     largest = numbers.max()
     return -1 if largest is None else int(largest)  # type: ignore[arg-type]
 
 
-def _count_groups(column: pl.Series) -> int:
+def _count_groups(column: "pl.Series") -> int:
     """Of the parts of a plug-in's score."""
     if PART not in column.name or column.dtype != pl.List(pl.Float64):
         return 0
     return column.list.get(2, null_on_oob=True).n_unique()
 
 
-def _list_boxes(column: pl.Series) -> pl.DataFrame:
+def _list_boxes(column: "pl.Series") -> "pl.DataFrame":
     """The sample, the class, and the score of each box; a true one has no score."""
     at, scored = (4, None) if column.name == TRUTH else (5, 4)
     rows = pl.DataFrame({"box": column}).with_row_index("sample").explode("box").drop_nulls("box")
@@ -101,7 +105,7 @@ def _list_boxes(column: pl.Series) -> pl.DataFrame:
     return rows.select("sample", box.get(at, null_on_oob=True).alias("class"), score.alias("score"))
 
 
-def _count_box_pairs(boxes: dict[str, pl.DataFrame]) -> int:
+def _count_box_pairs(boxes: "dict[str, pl.DataFrame]") -> int:
     source = next((boxes[name] for name in SOURCES if name in boxes), None)
     truths = boxes.get(TRUTH)
     shown = None if source is None else source.filter(pl.col("score") >= SHOWN_SCORE)
@@ -116,7 +120,7 @@ def _count_box_pairs(boxes: dict[str, pl.DataFrame]) -> int:
     return pairs
 
 
-def _count_json_bytes(table: pl.DataFrame) -> int:
+def _count_json_bytes(table: "pl.DataFrame") -> int:
     structs = [
         column.struct.field("prediction")
         for column in table.iter_columns()

@@ -23,6 +23,7 @@ from optpipe.trace.analysis import (
     sum_within,
     unite_intervals,
 )
+from optpipe.trace.read import Trace
 from optpipe.trace.sources import SourceState
 
 _ROWS = 40
@@ -202,15 +203,20 @@ def _is_inside(scope: TimeIntervals, times: TimeArray) -> pl.Series:
     return pl.Series(sum_within(scope, times, times + 1) > 0, dtype=pl.Boolean)
 
 
+def select_devices(metrics: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Metrics of the devices that ran kernels; of all if none of them did, since CUDA may number GPUs differently than nsys."""
+    devices = trace.kernels["device"].unique()
+    of_devices = metrics.filter(pl.col("device").is_in(devices.implode()))
+    return of_devices if of_devices.height else metrics
+
+
 def _average_metrics(whole: Analysis, scope: TimeIntervals) -> Iterator[MetricRow]:
     """Metrics of the devices that ran kernels, or of all if none did, without those that are always 0."""
     frame = whole.trace.metrics
     if frame.is_empty():
         return
     inside = frame.filter(_is_inside(scope, array_from_column(frame, "time_ns")))
-    devices = whole.trace.kernels["device"].unique().to_list()
-    if devices and inside["device"].is_in(devices).any():
-        inside = inside.filter(pl.col("device").is_in(devices))
+    inside = select_devices(inside, whole.trace)
     # nsys 2025.3 counts hertz under the name of megahertz
     hertz = pl.col("name").cast(pl.String).str.contains("[MHz]", literal=True)
     scaled = pl.when(hertz & (pl.col("value") > _HERTZ)).then(pl.col("value") / 1e6)

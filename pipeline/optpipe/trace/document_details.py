@@ -24,7 +24,7 @@ from optpipe.report.document import (
 )
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.counters import Counters, weigh_counters
-from optpipe.trace.details import OsCalls, Stacks, StageDetails
+from optpipe.trace.details import OsCalls, Stacks, StageDetails, select_devices
 from optpipe.trace.differences import (
     Change,
     Difference,
@@ -423,11 +423,8 @@ def draw_details(
 def draw_metrics(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
     """Activity of the GPU's units in the measured part; samples of one point of the drawing are averaged."""
     start_ns, end_ns = measured.timeline.start_ns, measured.timeline.end_ns
-    frame, devices = measured.trace.metrics, measured.trace.kernels["device"].unique()
-    inside = frame.filter(
-        (pl.col("time_ns") >= start_ns) & (pl.col("time_ns") < end_ns),
-        pl.col("device").is_in(devices.implode()) if devices.len() else pl.lit(value=True),
-    )
+    during = pl.col("time_ns").is_between(start_ns, end_ns, closed="left")
+    inside = select_devices(measured.trace.metrics.filter(during), measured.trace)
     width_ns = max((end_ns - start_ns) // _MOST_POINTS, 1)
     curves = []
     for word in _DRAWN_METRICS:

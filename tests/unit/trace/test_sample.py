@@ -10,9 +10,16 @@ from tests.unit.trace.conftest import SAMPLE, Judged, judge
 
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.bottleneck import LimitingFactor
+from optpipe.trace.details import details_from_trace
+from optpipe.trace.document_details import draw_metrics
 from optpipe.trace.kernels import KernelKind, classify_kernel, uses_tensor_cores
+from optpipe.trace.loops import describe_loop
+from optpipe.trace.modules import make_module_tree
+from optpipe.trace.read import trace_from_folder
 from optpipe.trace.report import TraceProfile
+from optpipe.trace.sources import Source, SourceState
 
 
 def _query(sql: str) -> list[Any]:
@@ -125,3 +132,29 @@ def test_a_triton_template_does_not_tell() -> None:
 ])  # fmt: skip
 def test_kinds(name: str, kind: KernelKind) -> None:
     assert classify_kernel(name) is kind
+
+
+def test_a_training_loop_with_all_sources_of_an_h200() -> None:
+    whole = analysis_from_trace(trace_from_folder(SAMPLE.parent / "h200-training-loop"))
+    granted = tuple(SourceState(source, recorded=True) for source in Source)
+    found = details_from_trace(whole, None, granted)
+    assert [state.name for state in found.sources if not state.recorded] == []
+    assert found.os_calls is not None
+    assert found.python is not None
+    assert found.native is not None
+    assert found.switches is not None
+    assert any("training_loop.py:" in row.place for row in found.python.rows)
+    assert {row.name.split(" [")[0] for row in found.metrics} >= {"SMs Active", "Tensor Active"}
+    measured = select_measured_part(whole)
+    loop = describe_loop(measured)
+    assert loop is not None
+    assert loop.data_wait_ns is not None
+    assert loop.gpu_busy_ns is not None
+    assert loop.iterations == 3
+    assert 0.8 < loop.data_wait_ns.median / loop.period_ns.median < 1
+    assert loop.gpu_busy_ns.median < 0.02 * loop.period_ns.median
+    tree = make_module_tree(measured)
+    assert tree is not None
+    assert {row.path for row in tree.rows} >= {"1.0.conv", "1.3.norm"}
+    [figure] = draw_metrics(measured, ())
+    assert "SMs Active" in [name for name, *_ in figure.legend]

@@ -56,7 +56,7 @@ _LIMITS = {
     "barriers": "launch__occupancy_limit_barriers",
 }
 _FOLDERS = ("nvidia/nsight-compute/*/ncu", "../usr/local/cuda*/bin/ncu")
-_FEWEST_LAUNCHES, _MOST_LAUNCHES = 40, 400
+_FEWEST_LAUNCHES, _MOST_LAUNCHES = 40, 120
 _MOST_OF_TIME = 0.5
 _TIMEOUT_S = 600.0
 _HIGH_PERCENT, _LOW_PERCENT = 60.0, 20.0

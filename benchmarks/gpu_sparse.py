@@ -1,16 +1,19 @@
 """2:4 sparse products of cuSPARSELt, through torch, against dense ones of cuBLAS, for the layers of three networks, on a GPU.
 
-usage: python benchmarks/gpu_sparse.py OUT.json [--seconds 60] [--batch 1,64,256] [--dry-run]
+usage: python benchmarks/gpu_sparse.py OUT.json [--seconds 60] [--batch 1,64,256] [--search] [--dry-run]
 
 A layer is the product of its rows (pixels of all images, or tokens) with its weights, of which each group of four along the
-inputs keeps the two largest. Convolutions of 3 × 3 count as the product of their columns, without the copy that makes the columns:
-cuSPARSELt has no convolutions, so this flatters the sparse side. Rows and outputs are padded to multiples of 16 on both sides, and
-both write the same type, FP16 or INT32. The sparse side has the algorithm that cuSPARSELt's own search finds for the shape, or its
-default one if that is faster. Each side is replayed from a CUDA graph, in turns; the ratio is that of medians. An answer that is not
-that of the dense product of the same pruned weights leaves the cell out.
+inputs keeps the two largest. Convolutions of 3 × 3 count as the product of their columns, without the copy that makes the
+columns: cuSPARSELt has no convolutions, so this flatters the sparse side. Rows and outputs are padded to multiples of 16 on
+both sides, and both write the same type, FP16 or INT32. The sparse side has cuSPARSELt's default algorithm or, with `--search`,
+the one that its own search finds for the shape, if that is faster; on an H200 with torch 2.11 the search ended with an illegal
+instruction.
 
-No cell starts after SECONDS; those left out are named. `--dry-run` runs everything on a CPU with at most 64 rows and a dense
-product in place of the sparse one, to try the script.
+Each side is replayed from a CUDA graph, in turns; the ratio is that of medians. An answer that is not that of the dense product
+of the same pruned weights leaves the cell out.
+
+No cell starts after SECONDS, or after an error of CUDA, which no later call survives; those left out are named. `--dry-run`
+runs everything on a CPU with at most 64 rows and a dense product in place of the sparse one, to try the script.
 """
 
 import argparse
@@ -76,7 +79,9 @@ class Sides(NamedTuple):
     sparse: Callable[[], Any]
 
 
-def draw_sides(product: Product, kind: str, device: str) -> Iterator[Sides]:
+def draw_sides(
+    product: Product, kind: str, device: str, *, search: bool = False
+) -> Iterator[Sides]:
     """The dense product, and the sparse one by each algorithm that is worth timing, on the same operands."""
     torch.manual_seed(0)
     draw = {"device": device, "dtype": torch.float16 if device == "cuda" else torch.float32}
@@ -100,8 +105,8 @@ def draw_sides(product: Product, kind: str, device: str) -> Iterator[Sides]:
     options: dict[str, Any] = {"transpose_result": True}
     if kind == "int8":  # FP16 takes no type of the answer
         options["out_dtype"] = torch.int32
-    found = torch._cslt_sparse_mm_search(packed, rows.t(), **options)
-    for algorithm in dict.fromkeys([int(found), 0]):
+    found = [torch._cslt_sparse_mm_search(packed, rows.t(), **options)] if search else []
+    for algorithm in dict.fromkeys([0, *map(int, found)]):
 
         def sparse(algorithm: int = algorithm) -> Any:
             return torch._cslt_sparse_mm(packed, rows.t(), alg_id=algorithm, **options)
@@ -116,10 +121,10 @@ def prune(weight: torch.Tensor) -> torch.Tensor:
     return groups.mul(torch.zeros_like(groups).scatter_(-1, kept, 1)).view_as(weight)
 
 
-def measure_product(product: Product, kind: str, device: str) -> dict[str, Any]:
+def measure_product(product: Product, kind: str, device: str, *, search: bool) -> dict[str, Any]:
     """Median microseconds of both sides, or why there are none."""
     best: dict[str, Any] = {}
-    for sides in draw_sides(product, kind, device):
+    for sides in draw_sides(product, kind, device, search=search):
         expected, answer = (each().float() for each in sides)
         if answer.shape != expected.shape or not torch.allclose(
             answer, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())
@@ -163,6 +168,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--batch", default="1,64,256")
+    parser.add_argument("--search", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
     device = "cpu" if given.dry_run else "cuda"
@@ -174,6 +180,7 @@ def main() -> None:
         document["device"] = torch.cuda.get_device_name()
         document["cusparselt"] = torch.backends.cusparselt.version()
     begun = time.monotonic()
+    broken = ""
     for batch in map(int, given.batch.split(",")):
         for network in ("ResNet-50", *TRANSFORMERS):
             for (product, count), kind in (
@@ -188,22 +195,26 @@ def main() -> None:
                 row |= {"product": list(wanted)}
                 if time.monotonic() - begun > given.seconds:
                     row["error"] = "left out: the time was over"
+                elif broken:
+                    row["error"] = f"left out after an error: {broken}"
                 else:
-                    row |= try_product(wanted, kind, device)
+                    row |= try_product(wanted, kind, device, search=given.search)
+                    said = str(row.get("error", ""))
+                    broken = said if "CUDA error" in said else ""
                 document["rows"].append(row)
         given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"{document['device']}, torch {document['torch']}, {time.monotonic() - begun:.0f} s")
     print("\n".join(tabulate(document["rows"])))
 
 
-def try_product(product: Product, kind: str, device: str) -> dict[str, Any]:
+def try_product(product: Product, kind: str, device: str, *, search: bool) -> dict[str, Any]:
     try:
-        return measure_product(product, kind, device)
-    except RuntimeError as error:
-        return {"error": str(error).splitlines()[0][:200]}
-    finally:
+        found = measure_product(product, kind, device, search=search)
         if device == "cuda":
             torch.cuda.empty_cache()
+    except RuntimeError as error:
+        return {"error": str(error).splitlines()[0][:200]}
+    return found
 
 
 def tabulate(rows: list[dict[str, Any]]) -> Iterator[str]:

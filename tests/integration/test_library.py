@@ -462,7 +462,7 @@ def on_meta():
         (Net, lambda: images().to("meta"), "on meta"),
         (Net, lambda: images().to_sparse(), "to_dense"),
         (Net, lambda: np.array([None], dtype=object), "objects, the first of type NoneType"),
-        (Net, lambda: np.array(["text"]), "array of texts"),
+        (Net, lambda: np.array(["text"]), "array of strings"),
         (Net, lambda: (images(), torch.arange(4)), "2 inputs are given, and forward takes 1"),
         (lambda: torch.nn.Linear(8, 4), lambda: [torch.zeros(2, 8)] * 3, "3 inputs are given"),
     ],

@@ -125,7 +125,7 @@ def read_past(
         try:
             one = _read_run(run, workspace, past, length)
         except BadInputError as error:
-            left_out[run.name] = str(error)
+            left_out[run.name] = error.message
             continue
         if one.measured or one.scores:
             past.runs.append(one)
@@ -166,7 +166,7 @@ def _list_runs(
                 left_out[folder.name] = "is of another version of optpipe"
                 continue
             except BadInputError as error:
-                left_out[folder.name] = str(error)
+                left_out[folder.name] = error.message
                 continue
             yield run, store.workspace, frozenset(models)
 

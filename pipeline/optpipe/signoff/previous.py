@@ -28,7 +28,7 @@ def list_verdicts(store: Store) -> Iterator[tuple[str, VerdictRecord | str]]:
         try:
             yield folder.name, record_from_files(Files(folder), VERDICT, VerdictRecord)
         except BadInputError as error:
-            yield folder.name, str(error)
+            yield folder.name, error.message
 
 
 def find_previous(entry: Entry[ArtifactInfo], store: Store) -> PreviousSignoff | None:

@@ -330,7 +330,7 @@ class Build:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or an unpickled build is found in the workspace again, and loads a session when it is called."""
-        return _restore_build, (str(self.workspace.path.absolute()), self.id)
+        return _restore_build, (str(self.workspace.store.workspace.absolute()), self.id)
 
     def __repr__(self) -> str:
         state = "" if self.ok else ", precision or outputs not as required"

@@ -35,21 +35,22 @@ class Workspace:
     ) -> None:
         chosen = path if path is not None else os.environ.get("OPTPIPE_WORKSPACE")
         self.path = Path(chosen or DEFAULT_WORKSPACE)
+        self._folder = self.path.absolute()
         self.listener = listener
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Workspace) and other.path.absolute() == self.path.absolute()
+        return isinstance(other, Workspace) and other._folder == self._folder
 
     def __hash__(self) -> int:
-        return hash(self.path.absolute())
+        return hash(self._folder)
 
     @property
     def store(self) -> Store:
-        """The store below `path`, as optpipe's own functions take it."""
-        return Store(self.path)
+        """The store below `path`, as optpipe's own functions take it; a program may change its folder."""
+        return Store(self._folder)
 
     @contextmanager
     def call(self, name: str, **arguments: object) -> Iterator[Listener]:

@@ -317,7 +317,9 @@ def suggest_for(path: Path) -> Iterator[None]:
 
 def _name_workspace(path: Path | None) -> list[str]:
     usual = Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE)
-    return [] if path is None or path == usual else ["--workspace", str(path)]
+    if path is None or path.absolute() == usual.absolute():
+        return []
+    return ["--workspace", str(path)]
 
 
 PYTHON = "python: "

@@ -92,7 +92,9 @@ class Store:
         nearest = next((each for each in places if os.path.lexists(each)), None)
         if nearest is None or os.path.isdir(nearest):  # noqa: PTH112 - Path.is_dir raises where a folder cannot be searched
             return
-        what = "a link to nothing" if nearest.is_symlink() and not nearest.exists() else "no folder"
+        what = (
+            "a link to nothing" if nearest.is_symlink() and not nearest.exists() else "not a folder"
+        )
         raise BadInputError(
             f"{nearest} is {what}",
             argument=Argument("workspace", self.workspace),

@@ -139,9 +139,10 @@ def draw_items(
         if count is not None and drawn >= count:
             break
     if not drawn:
-        raise BadInputError(
-            f"{name} yields nothing\ngive a loader or iterable with at least one sample"
-        )
+        way = "give a loader or iterable with at least one sample"
+        if isinstance(items, Iterator):
+            way += "; an iterator gives its samples once, so make one Data of it for several uses"
+        raise BadInputError(f"{name} yields nothing\n{way}")
     return DrawnData(name, tuple(parts), _note_few(name, drawn, count))
 
 

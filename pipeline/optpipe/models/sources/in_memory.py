@@ -121,6 +121,10 @@ def require_plain(module: Any) -> None:
     several devices."""
     for name, each in module.named_modules():
         where = f"'{name}' ({type(each).__name__})" if name else type(each).__name__
+        if getattr(each, "has_uninitialized_params", bool)():
+            raise BadInputError(
+                f"{where} has parameters without a shape yet\ncall the module once before it is given"
+            )
         if hooks := [*each._forward_pre_hooks.values(), *each._forward_hooks.values()]:
             kind = getattr(hooks[0], "__qualname__", type(hooks[0]).__qualname__)
             raise BadInputError(

@@ -120,6 +120,9 @@ SIZES = {  # §1.1, at most
     "pixels": 2**30,
     "pairs of boxes": 2**27,
     "bytes of predictions in JSON": 2**24,
+    "rows of traces": 2**20,
+    "bytes of answers and tags": 2**25,
+    "numbers of true values": 2**22,
     "numbers that are counted": 2**25,
     "class": 2**20,
     "class of a box": 20_000,
@@ -1877,6 +1880,8 @@ def score_entities(sums):
 
 
 def compare_texts(one, other):
+    if len(one) != len(other):
+        raise ValueError("two vectors have different lengths")
     return sum(map(mul, one, other)) / max(hypot(*one) * hypot(*other), sys.float_info.min)
 
 
@@ -2034,7 +2039,7 @@ def count_labels(truth, found):
 
 
 def normalize_answer(text):
-    bare = "".join(each for each in text.lower() if each not in punctuation)
+    bare = text.lower().translate(str.maketrans("", "", punctuation))
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
 
 
@@ -3075,12 +3080,17 @@ class Dossier:
             "pixels": sum(width * height for width, height in sides),
             "pairs of boxes": count_box_pairs(frame),
             "bytes of predictions in JSON": count_prediction_bytes(frame),
+            "bytes of answers and tags": count_answer_bytes(frame),
+            "numbers of true values": len(frame) * find_longest_truth(frame),
         }
         summed = sum(map(Counter, self.asked.values()), Counter())
         summed["numbers that are counted"] = len(frame) * count_kinds(frame)
         for what, number in summed.items():
             if number > SIZES[what]:
                 raise ValueError(f"{name}: too large (§1.1): {number} {what}")
+        for best in (each for each in frame.iter_columns() if each.name.endswith(":best")):
+            if (best.list.len().max() or 0) > 5:
+                raise ValueError(f"{name}: {best.name} has more than 5 classes")
 
 
 BOXES = polars.List(polars.List(polars.Float64))
@@ -3121,6 +3131,19 @@ def count_prediction_bytes(frame):
         if column.dtype == polars.Struct and "prediction" in column.struct.fields
     ]
     return sum(map(count_text_bytes, fields))
+
+
+def count_answer_bytes(frame):
+    texts = [each for each in frame.iter_columns() if each.name.endswith(":prediction")]
+    texts = [each for each in texts if each.dtype == polars.String]
+    if frame.schema.get("truth") == polars.List(polars.String):
+        texts.append(frame["truth"])
+    return sum(map(count_text_bytes, texts))
+
+
+def find_longest_truth(frame):
+    is_list = frame.schema.get("truth") == polars.List(polars.Float64)
+    return (frame["truth"].list.len().max() or 0) if is_list else 0
 
 
 def count_kinds(frame):
@@ -3299,12 +3322,12 @@ def measure_parquet(content, name):
                 raise ValueError(f"{name}: a negative size in Parquet")
             if values > SIZES["values"] or size > SIZES["uncompressed bytes"]:
                 refuse(f"{values} values, {size} bytes")
-    return values, size
+    return values, size, rows
 
 
 def check_sizes(at):
     """Of all files together; nothing is read here but the sizes that they state."""
-    names, size, values, bytes_ = [], 0, 0, 0
+    names, size, values, bytes_, traced = [], 0, 0, 0, 0
     for path in at.folder.rglob("*"):
         names.append(path.relative_to(at.folder).as_posix())
         if len(names) > SIZES["files"]:
@@ -3319,8 +3342,11 @@ def check_sizes(at):
         if name.endswith(".parquet"):
             more = measure_parquet(at.bytes(name), name)
             values, bytes_ = values + more[0], bytes_ + more[1]
+            traced += more[2] * bool(re.match("runs/profile-[^/]+/.*/tables/", name))
             if values > SIZES["values"] or bytes_ > SIZES["uncompressed bytes"]:
                 raise ValueError(f"too large (§1.1): {values} values, {bytes_} bytes of them")
+            if traced > SIZES["rows of traces"]:
+                raise ValueError(f"too large (§1.1): {traced} rows of traces")
     return sorted(names)
 
 
@@ -5458,7 +5484,8 @@ def check_records(at, runs, wanted):
     rules = {
         "the request": all(len({*each}) == len(each) and not {*each} & names for each in gone)
         and not (since and since > datetime.fromisoformat(request.created_utc))
-        and request.verifications >= len(checked)
+        and len(checked) <= request.verifications <= 10**6
+        and 0 < request.baselines <= 10**6
         and (
             request.baseline is not None
             or (

@@ -6,6 +6,7 @@ import polars as pl
 
 from optpipe.core.files import hash_text
 from optpipe.evaluate.recompute import read_evaluation, read_predictions
+from optpipe.evaluate.tasks.classification import TOP_K
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 
@@ -30,6 +31,9 @@ def find_foreign_samples(run: Run) -> Iterator[str]:
         labeled = frame.drop_nulls("label").group_by("label").agg(pl.col("class").n_unique())
         if (labeled["class"] > 1).any():
             yield f"{PREDICTIONS}: samples with the same label are of different classes"
+    for name in (each for each in frame.columns if each.endswith(":best")):
+        if (frame[name].list.len() > TOP_K).any():
+            yield f"{PREDICTIONS}: {name} has more than {TOP_K} classes"
     yield from _find_unstated_builds(run, frame)
 
 

@@ -45,6 +45,7 @@ from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.previous import find_previous
+from optpipe.trace.report import MAX_TRACE_ROWS, count_rows
 from optpipe.workspace.entry import (
     MANIFEST,
     Entry,
@@ -73,6 +74,8 @@ from optpipe.workspace.store import NOTES, Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024
 """Limit for tables of a profile or parity run; its record and a proof's rows are always copied."""
+LARGEST_TABLE_ROWS = MAX_TRACE_ROWS // 8
+"""Limit for tables of a profile, so that two stages of four tables fit."""
 LARGEST_OTHERS_BYTES = 1536 * 1024
 """Limit for all raw files of builds that are not judged."""
 
@@ -356,7 +359,9 @@ def _copy_run(
         left_out = {
             path
             for path, size in sizes.items()
-            if size > LARGEST_TABLE_BYTES or Path(path).suffix not in RUN_SUFFIXES
+            if size > LARGEST_TABLE_BYTES
+            or Path(path).suffix not in RUN_SUFFIXES
+            or (run.kind == "profile" and count_rows(run, path) > LARGEST_TABLE_ROWS)
         } - kept_always
     for one in read_measurements(run.files) if run.kind == "bench" else ():
         files = [name for name in (one.samples_file, one.machine_file) if name]

@@ -33,6 +33,8 @@ ROUNDING = 1e-6
 LOOSEST = 2.0
 """A verification is judged by the batches that fit worst, and states the errors of all samples."""
 SNR_APART_DB = 3.0
+MOST_LOOKS = 1_000_000
+"""Of baselines and of verifications, which nobody compares so often."""
 
 
 def find_contradicting_records(dossier: Dossier) -> Iterator[str]:
@@ -173,6 +175,8 @@ def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
     if request.model != dossier.artifact.info.model:
         yield f"model is {request.model!r}, and the build is of {dossier.artifact.info.model!r}"
     of_baseline = (request.baseline_artifact, request.baseline_network)
+    if not (0 < request.baselines <= MOST_LOOKS and 0 < request.verifications <= MOST_LOOKS):
+        yield f"{request.baselines} baselines and {request.verifications} verifications"
     for key in ("backend", "precision"):
         asked, judged = dossier.policy.build.get(key), str(getattr(dossier.artifact.info, key))
         if asked not in (None, judged):

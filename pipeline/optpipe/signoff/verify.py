@@ -60,7 +60,7 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened
 from optpipe.signoff.record_rules import find_contradicting_records
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
-from optpipe.trace.report import has_tables, read_profile
+from optpipe.trace.report import MAX_TRACE_ROWS, count_trace_rows, has_tables, read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import (
     BUILDS,
@@ -328,6 +328,9 @@ def find_impossible_data(dossier: Dossier) -> Iterator[str]:
             yield from (f"{folder}/{run.path.name}/{each}" for each in _find_impossible(run))
     asked = reduce(Asked.join, map(_measure_run, dossier.every_run), Asked())
     require_bounded(asked, dossier.files.folder)
+    rows = sum(count_trace_rows(run) for run in dossier.every_run if run.kind == "profile")
+    if rows > MAX_TRACE_ROWS:
+        yield f"its traces have {rows:,} rows together; at most {MAX_TRACE_ROWS:,} are judged"
 
 
 def _measure_run(run: Run) -> Asked:

@@ -14,6 +14,7 @@ import polars as pl
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.sections import TENSOR_CORES
+from optpipe.core.parquet import measure_parquet
 from optpipe.core.records import Recomputed, record_from_files, record_from_plain
 from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.core.wording import Call
@@ -44,7 +45,7 @@ from optpipe.trace.kernels import KernelKind
 from optpipe.trace.loops import Loop, describe_loop
 from optpipe.trace.modules import ModuleTree, make_module_tree
 from optpipe.trace.nsys import ITERATION_RANGE, MEASURED_RANGE
-from optpipe.trace.read import Gpu, Trace, trace_from_files
+from optpipe.trace.read import TABLES, Gpu, Trace, trace_from_files
 from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, graph_costs_from_roofline
 from optpipe.trace.rules import ProfileFinding, RuleContext, StageFacts, apply_rules
 from optpipe.trace.sources import SourceState
@@ -509,6 +510,22 @@ def analyze_stage(run: Run, stage: StageProfile) -> Analysis | None:
 
 def _read_stage(run: Run, stage: StageProfile) -> Trace | None:
     return trace_from_files(run.files.below(stage.folder)) if has_tables(run, stage) else None
+
+
+MAX_TRACE_ROWS = 2**20
+"""The limit of the rows of all traces of a dossier: section 1.1 of docs/dossier-format.md."""
+
+
+def count_trace_rows(run: Run) -> int:
+    """The rows of all tables of a run's traces that are there, by their headers."""
+    return sum(count_rows(run, name) for name in run.manifest.files if run.files.has(name))
+
+
+def count_rows(run: Run, name: str) -> int:
+    """Of a table of a trace; 0 of another file."""
+    if f"/{TABLES}/" not in name or not name.endswith(".parquet"):
+        return 0
+    return measure_parquet(run.files.read(name), run.path / name).rows
 
 
 def has_tables(run: Run, stage: StageProfile) -> bool:

@@ -419,11 +419,13 @@ def hash_samples(folder):
 
 
 TWO = pl.int_range(pl.len()) % 2
+SIX = pl.concat_list([pl.lit(at, pl.Int64) for at in range(6)])
 FOREIGN_SAMPLES = {
     "another data set": (in_data("sha256", value="1" * 64), False, "the data set is 1111"),
     "images replaced": (partial(change_samples, sha256=pl.col("sha256").first()), False, "the data set is"),
     "one sample twice": (partial(change_samples, path=pl.col("path").gather(TWO)), True, "a sample occurs twice"),
     "no path": (partial(change_samples, path=pl.lit(None, pl.String)), True, "has no path"),
+    "six best classes": (partial(change_samples, **{"source:best": SIX}), True, "more than 5 classes"),
     "class of another label": (partial(change_samples, label=TWO.cast(pl.String)), True, "same label are of different classes"),
 }  # fmt: skip
 

@@ -219,6 +219,13 @@ def run_longer(dossier):
     edit(path.parent / "manifest.json", "finished_utc", value=later)
 
 
+def repeat_kernels(dossier):
+    """More rows than all traces of a dossier have."""
+    path = next(dossier.glob("runs/profile-*/stage/tables/kernels.parquet"))
+    rows = pl.read_parquet(path)
+    rows[np.arange(2**20 + 1) % len(rows)].write_parquet(path)
+
+
 SQUARE = pl.col("difference_square")
 EVIDENCE = {
     "turns overlap": in_turns(end_ns=END + 50_000_000, enqueue_ns=pl.lit(0, pl.Int64)),
@@ -262,6 +269,7 @@ EVIDENCE = {
         product=(pl.col("reference_square") * pl.col("output_square")).sqrt()
     ),
     "kernels before their calls": in_kernels(start_ns=START - 2_000_000, end_ns=END - 2_000_000),
+    "a million kernels": repeat_kernels,
     "iterations overlap": rewrite(
         "runs/profile-*/stage/tables/ranges.parquet",
         end_ns=pl.when(pl.col("name").cast(pl.String) == "optpipe.iteration")

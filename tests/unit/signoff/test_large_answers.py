@@ -30,6 +30,7 @@ LARGE = {
         lambda row: row | {"prediction": "[" * 100_000 + "]" * 100_000},
     ),
     "the largest class among 40 samples": ("multi-label-classification", lambda _: [LARGEST]),
+    "20 million words of one answer": ("question-answering", lambda _: "a " * 20_000_000),
     "a million different tags": (
         "token-classification",
         lambda _: [f"B-{at}" for at in range(900_000)],
@@ -69,6 +70,19 @@ def test_what_asks_for_too_much_is_refused_by_both_verifiers(made, tmp_path, nam
     assert "at most" in problem or "too deep" in problem, problem
     found = " ".join(examine(folder)[0].differs)
     assert "too large" in found or "too deep" in found, found
+
+
+@pytest.mark.slow
+def test_vectors_of_two_lengths_are_refused_by_both_verifiers(made, tmp_path):
+    folder = shutil.copytree(made("embedding"), tmp_path / "one")
+    (path,) = folder.glob("runs/evaluate-*/predictions.parquet")
+    table = pl.read_parquet(path)
+    vectors = table["source:prediction"].to_list()
+    vectors[0] = [*vectors[0], 0.0]
+    table.with_columns(pl.Series("source:prediction", vectors)).write_parquet(path)
+    seal_anew(folder)
+    assert check_dossier(folder).problems
+    assert any("different lengths" in each for each in examine(folder)[0].differs)
 
 
 def test_an_answer_is_scored_as_before_with_many_right_ones():

@@ -174,6 +174,8 @@ CONTRADICTING = {
     "a run of another file that is there": name_a_present_run("other_file"),
     "since a day after": in_request("since", value="2999-01-01T00:00:00+00:00"),
     "fewer verifications than there are": in_request("verifications", value=0),
+    "more baselines than anyone has": in_request("baselines", value=2**62),
+    "more verifications than anyone made": in_request("verifications", value=2**62),
     "another speedup than the rounds": with_rounds(speedup=3.0),
     "another interval than the rounds": with_rounds(speedup_ci=[1.0, 1.02]),
     "no interval of four rounds": with_rounds(speedup_ci=None),

@@ -145,7 +145,10 @@ def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
     return max(f1 for f1, _ in scores), max(exact for _, exact in scores)
 
 
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
 def normalize_answer(text: str) -> str:
     """Lower case, without ASCII punctuation, articles, and extra white space, as in SQuAD's script."""
-    bare = "".join(each for each in text.lower() if each not in string.punctuation)
+    bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())

@@ -16,13 +16,17 @@ MAX_PIXELS = 2**30
 MAX_BOX_PAIRS = 2**27
 MAX_JSON_BYTES = 2**24
 """Of the predictions of tasks in Python, each number of which takes a hundred bytes."""
+MAX_TEXT_BYTES = 2**25
+"""Of right answers, tags, and answers, whose words are compared."""
+MAX_NUMBERS = 2**22
+"""Samples times the values of a regression."""
 MAX_CELLS = 2**25
 """Samples times the kinds that a task counts for each of them."""
 SHOWN_SCORE = 0.25
 """Boxes of the source with at least this score are compared with those of a build."""
 MATCHED_BOXES = 100
 """Boxes of an image and class that are matched with true ones."""
-TRUTH, BEST, PART = "truth", ":best", ":part."
+TRUTH, BEST, PART, PREDICTION = "truth", ":best", ":part.", ":prediction"
 SOURCES = "source:prediction", "reference_prediction"
 
 
@@ -33,6 +37,9 @@ class Asked(NamedTuple):
     box_pairs: int = 0
     """Pairs of boxes of one class in one sample that are compared."""
     json_bytes: int = 0
+    text_bytes: int = 0
+    numbers: int = 0
+    """Of the truths of a regression."""
     cells: int = 0
     """Of the largest table of one column."""
 
@@ -41,6 +48,8 @@ class Asked(NamedTuple):
             self.pixels + other.pixels,
             self.box_pairs + other.box_pairs,
             self.json_bytes + other.json_bytes,
+            self.text_bytes + other.text_bytes,
+            self.numbers + other.numbers,
             max(self.cells, other.cells),
         )
 
@@ -51,6 +60,8 @@ def require_bounded(asked: Asked, place: object) -> None:
         (asked.pixels, MAX_PIXELS, "its masks have {} pixels together"),
         (asked.box_pairs, MAX_BOX_PAIRS, "{} pairs of boxes would be compared"),
         (asked.json_bytes, MAX_JSON_BYTES, "its predictions in JSON have {} bytes together"),
+        (asked.text_bytes, MAX_TEXT_BYTES, "its answers and tags have {} bytes together"),
+        (asked.numbers, MAX_NUMBERS, "its truths have {} numbers, samples times values"),
         (asked.cells, MAX_CELLS, "{} numbers would be counted, samples times kinds"),
     ):
         if number > most:
@@ -79,9 +90,25 @@ def measure_answers(table: "pl.DataFrame") -> Asked:
     boxes = {column.name: _list_boxes(column) for column in of_kind["boxes"]}
     if TRUTH in boxes:
         kinds.append(1 + _find_largest(boxes[TRUTH]["class"]))
+    longest = None
+    if TRUTH in table.columns and table[TRUTH].dtype == pl.List(pl.Float64):
+        longest = table[TRUTH].list.len().max()
     return Asked(
-        pixels, _count_box_pairs(boxes), _count_json_bytes(table), table.height * max(kinds)
+        pixels,
+        _count_box_pairs(boxes),
+        _count_json_bytes(table),
+        _count_text_bytes(table),
+        table.height * int(longest or 0),  # type: ignore[arg-type]
+        table.height * max(kinds),
     )
+
+
+def _count_text_bytes(table: "pl.DataFrame") -> int:
+    texts = [column for column in table.iter_columns() if column.name.endswith(PREDICTION)]
+    texts = [column for column in texts if column.dtype == pl.String]
+    if TRUTH in table.columns and table[TRUTH].dtype == pl.List(pl.String):
+        texts.append(table[TRUTH].explode())
+    return sum(int(each.str.len_bytes().cast(pl.Int64).sum()) for each in texts)
 
 
 def _find_largest(numbers: "pl.Series") -> int:

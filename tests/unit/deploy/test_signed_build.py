@@ -13,15 +13,24 @@ import pytest
 from tests.fakes.entries import artifact_info, put, put_verified
 from tests.fakes.preprocess import preprocess_record
 
+import optpipe as op
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import Environment, Gpu, ModelInfo, WeightsRecord
-from optpipe.core.errors import BadInputError, GateError
+from optpipe.core.entries import ArtifactInfo, Environment, Gpu, ModelInfo, WeightsRecord
+from optpipe.core.errors import BadInputError, GateError, OptpipeError
+from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.deploy.check import find_differences
-from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
+from optpipe.deploy.signed_build import (
+    _find_preprocessing,
+    _find_samples,
+    find_signed_entry,
+    open_signed_build,
+)
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, PreprocessingInfo
 from optpipe.signoff.verify import verify_dossier
+from optpipe.sweep.ledger import merge_workspaces
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.seal import SUMS, store_baseline
 from optpipe.workspace.store import Store
@@ -102,6 +111,30 @@ def test_only_a_dossier_that_is_intact_and_passes_is_opened(workspace, tmp_path)
     (folder / SUMS).write_text("changed")
     with pytest.raises(BadInputError, match="failed verification"):
         open_signed_build(folder, workspace.store, "a trial")
+
+
+@pytest.mark.parametrize("way", ["merge", "copy"])
+def test_the_build_of_a_dossier_is_foreign_where_it_was_not_built(
+    workspace, tmp_path, monkeypatch, way
+):
+    """As of a backend whose files run code: neither `deploy` nor `op.load` takes it before it is approved."""
+    artifact = workspace.artifact("fp16")
+    folder = workspace.release(b"schema = 1\n[size]\nmaximum = '1 MiB'\n", tmp_path / "dossier")
+    mine = Store(tmp_path / "mine")
+    if way == "merge":
+        merge_workspaces([workspace.path], mine, SilentListener())
+    else:
+        shutil.copytree(workspace.store.root, mine.root)
+    monkeypatch.setattr(BACKENDS["onnxruntime"], "loading_runs_code", True)
+    for take in (
+        lambda: open_signed_build(folder, mine, "a trial"),
+        lambda: op.load(folder, workspace=op.Workspace(mine.workspace)),
+    ):
+        with pytest.raises(OptpipeError, match="was not built in"):
+            take()
+    foreign = mine.find(artifact.id, ArtifactInfo)
+    mine.approve(foreign)
+    assert find_signed_entry(verify_dossier(folder).content, mine) == foreign
 
 
 IN_OPEN, IN_ISDIR = 0x20, 0x40000000

@@ -129,6 +129,24 @@ def test_declared_pixels_are_bounded_before_decoding(tmp_path, sides):
     assert "too many pixels" in images.find_read_error(path)
 
 
+def make_scanned_jpeg(side, scans):
+    """A progressive JPEG that repeats its last scan."""
+    target = io.BytesIO()
+    Image.new("L", (64, 64)).save(target, "JPEG", progressive=True)
+    data = target.getvalue()
+    head, last = data.index(b"\xff\xc2"), data.rindex(b"\xff\xda")
+    sides = struct.pack(">HH", side, side)
+    return data[: head + 5] + sides + data[head + 9 : last] + data[last:-2] * scans + data[-2:]
+
+
+@pytest.mark.parametrize(("side", "scans", "refused"), [(8000, 5000, True), (64, 50, False)])
+def test_scans_of_a_picture_are_bounded_before_decoding(tmp_path, side, scans, refused):
+    path = tmp_path / "picture.jpg"
+    path.write_bytes(make_scanned_jpeg(side, scans))
+    found = images.find_read_error(path)
+    assert bool(found and "scans" in found) == refused, found
+
+
 def test_the_largest_pictures_are_decoded_one_at_a_time(tmp_path, monkeypatch):
     """Small ones need no turn, and large ones give the same pixels."""
     path = tmp_path / "small.png"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from threading import Lock
+from threading import RLock
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,9 +121,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "GIF"
 MAX_IMAGE_BYTES = 2**30
 MAX_PIXELS = 2**27
 """The limits of an image file and of the pixels that it declares. Pillow takes 4 bytes for one."""
+MAX_SCANNED_PIXELS = 2**32
+"""Of all scans of a JPEG file: each passes over all pixels, and a file of 200 kB can hold 20,000 of them. Usual are 1 to 10."""
 LARGE_PIXELS = 2**24
-_LARGE = Lock()
-"""Images of more than LARGE_PIXELS are decoded one after the other, so that threads do not multiply their memory."""
+_LARGE = RLock()
+"""Images of more than LARGE_PIXELS are decoded and transformed one after the other, so that threads do not multiply their memory."""
 
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # `open_image` decides
 _REASONS = (
@@ -160,7 +163,21 @@ def open_image(source: Path | bytes) -> Iterator[Image.Image]:
             raise BadInputError(
                 f"{name} declares too many pixels, {width:,}×{height:,}; at most {MAX_PIXELS:,}"
             )
+        if (
+            opened.format == "JPEG"
+            and (scans := _count_scans(file)) * width * height > MAX_SCANNED_PIXELS
+        ):
+            raise BadInputError(f"{name} has {scans:,} scans of {width:,}×{height:,} pixels")
         yield opened
+
+
+def _count_scans(file: BinaryIO) -> int:
+    """Of a JPEG file, whose place stays the same; a thumbnail inside counts too."""
+    place = file.tell()
+    file.seek(0)
+    scans = file.read().count(b"\xff\xda")  # data of a scan have no such bytes
+    file.seek(place)
+    return scans
 
 
 def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
@@ -179,7 +196,17 @@ def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
 
 def preprocess_file(source: Path | bytes, transform: Transform) -> NDArray[np.generic]:
     """Decodes one file and applies `transform` on the CPU, without batch axis."""
-    return apply_transform(transform, decode_image(source, transform.decode))
+    with _LARGE if _is_large(source) else nullcontext():
+        return apply_transform(transform, decode_image(source, transform.decode))
+
+
+def _is_large(source: Path | bytes) -> bool:
+    """False for a file that cannot be opened, which decoding reports."""
+    try:
+        with open_image(source) as opened:
+            return opened.width * opened.height > LARGE_PIXELS
+    except _REASONS:
+        return False
 
 
 def preprocess_batches(

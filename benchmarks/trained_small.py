@@ -1,7 +1,7 @@
-"""Trains two small networks in which plain INT8 loses accuracy, on one core in a few minutes: for `benchmarks/recovery.py`.
+"""Trains two small networks to try `build --recover` on, on one core in a few minutes.
 
-Their normalizations start with scales of very different channels (log-normal), as large trained networks have them: one range for
-all channels of a tensor then leaves few levels to most. The networks are trained from there; nothing is rescaled afterwards.
+Their normalizations start with log-normal scales of the channels: one range for all channels of a tensor then leaves few levels to most.
+That start is artificial; from an ordinary one INT8 loses nothing. The networks are trained from there; nothing is rescaled afterwards.
 
 `mobile` is MobileNetV3-like (inverted residuals, squeeze and excitation, hard-swish), `vit` a vision transformer with six layers.
 Both read the numbers of two digits of `models/pairs`, from pictures drawn anew in each epoch.

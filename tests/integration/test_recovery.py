@@ -69,18 +69,59 @@ def test_too_few_samples_to_hold_any_out_are_refused(tmp_path) -> None:
     assert "12 are too few" in ran.stdout + ran.stderr
 
 
-def make_float_model():
-    """The checkpoint without its pairs."""
+def test_a_dossier_of_a_recovered_build_is_recomputed(tmp_path) -> None:
+    """Its graph has the recipe of a recovery, and the weights of its model."""
+    onnx.save(make_float_model(layers=3), tmp_path / "net.onnx")
+    random = np.random.default_rng(1)
+    data = random.standard_normal((128, 8, 6, 6)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=data)
+    (tmp_path / "policy.toml").write_text(POLICY, encoding="utf-8")
+    words = ("--precision", "int8", "--calibration", "data.npz", "--data", "data.npz")
+    ran = build(tmp_path, "net.onnx", *words, "--recover", "equalize")
+    ran.expect(0)
+    steps = {each["name"]: each["kept"] for each in ran.document["artifacts"][0]["recovery"]}
+    assert steps["equalize"]
+    signed = optpipe(
+        "signoff", "net.onnx", "--policy", "policy.toml", "--output", "dossier", cwd=tmp_path
+    )
+    assert signed.status == 5, signed.stderr  # nothing is measured
+    verified = optpipe("verify", "dossier", "--json", cwd=tmp_path)
+    assert verified.status == 5, verified.stderr
+    assert verified.document["intact"]
+
+
+POLICY = """
+schema = 1
+name = "recovered"
+
+[build]
+backend = "onnxruntime"
+precision = "int8"
+
+[precision]
+int8 = "50%"
+
+[size]
+maximum = "1 MiB"
+"""
+
+
+def make_float_model(layers=1):
+    """Convolutions with a Relu between two; the channels of all but the last differ in size by orders of magnitude."""
     from optpipe.backends.onnx_graph import name_nodes
     from tests.fakes.graphs import onnx_model
 
-    weight = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32)
-    return name_nodes(
-        onnx_model(
-            [("Conv", "x w", "y", {"pads": [1, 1, 1, 1]})],
-            {"x": ["n", 8, 6, 6]},
-            {"y": ["n", 8, 6, 6]},
-            opset=19,
-            w=weight,
-        )
-    )
+    random, weights = np.random.default_rng(0), {}
+    nodes: list[tuple] = []
+    last = "x"
+    for layer in range(layers):
+        size = np.exp(random.normal(0, 2, (8, 1, 1, 1))) if layer < layers - 1 else 1.0
+        weights[f"w{layer}"] = (random.standard_normal((8, 8, 3, 3)) * size).astype(np.float32)
+        nodes.append(("Conv", f"{last} w{layer}", f"c{layer}", {"pads": [1, 1, 1, 1]}))
+        last = f"c{layer}"
+        if layer < layers - 1:
+            nodes.append(("Relu", last, f"r{layer}"))
+            last = f"r{layer}"
+    nodes.append(("Identity", last, "y"))
+    sizes = {"x": ["n", 8, 6, 6]}, {"y": ["n", 8, 6, 6]}
+    return name_nodes(onnx_model(nodes, *sizes, opset=19, **weights))

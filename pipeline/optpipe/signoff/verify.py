@@ -16,7 +16,7 @@ from typing import Any
 
 from optpipe import __version__
 from optpipe.build.verify import find_impossible_errors, recompute_outputs
-from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, RecoveredInfo, VerificationInfo
 from optpipe.core.errors import (
     BadInputError,
     ExitStatus,
@@ -466,6 +466,10 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         *entry.manifest.parents,
     }:
         yield f"{place}: parents are {_join(entry.manifest.parents)}, but its recipe names {_join(absent)} too"
+    if isinstance(info, ArtifactInfo | RecoveredInfo):
+        for parent in (builds[one] for one in entry.manifest.parents if one in builds):
+            if isinstance(parent.info, ModelInfo) and parent.info.weights != info.weights:
+                yield f"{place}: its weights are not those of {BUILDS}/{parent.path.name}"
     if isinstance(info, ArtifactInfo):
         stated = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
         expected = {name: recipe.get(name, value) for name, value in stated.items()}
@@ -476,10 +480,7 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
                 yield f"{place}: the share of {name} is {value:g}, which is not from 0 to 1"
         if any(each.count < 1 for each in share.unknown):
             yield f"{place}: a number of products of unknown cost is below 1"
-        for parent in (builds[one] for one in entry.manifest.parents if one in builds):
-            if isinstance(parent.info, ModelInfo) and parent.info.weights != info.weights:
-                yield f"{place}: its weights are not those of {BUILDS}/{parent.path.name}"
-    if isinstance(info, ModelInfo):
+    if kind == ModelInfo.KIND:
         asked = recipe.get("model", {}).get("weights", {})
         if ("random" in asked) != (info.weights.source == "random") and "default" not in asked:
             yield f"{place}: weights are {info.weights.source!r}, but its recipe says {asked}"

@@ -4570,6 +4570,9 @@ def observe_tensor_cores(at, judged):  # §8.3
         whole = bool(mine) and all(at.path(f"{run.place}/{name}").is_file() for name in mine)
         passed = stage.profile.trace_quality.verdict == PASS
         if whole:
+            ranges = at.table(f"{run.place}/{stage.folder}/tables/ranges.parquet", "ranges")
+            known = {None, "all", *ranges.get("name", ())}
+            at.check(stage.range in known, f"{place}: its trace has no range {stage.range!r}")
             times, steady = sum_kernels(at, run, stage)
             at.compare(
                 place,

@@ -44,6 +44,8 @@ WORDS = {*PROSE, "notes", "expires_if", "between", "inside"}
 VIEWS = re.compile(
     r"measurements\.json: .*\b(parts_ns|low|high|note|confidence|evidence|energy_why_not)\b"
     r"|evaluate\.json: .*\b(classes\[|score_shift)"
+    r"|preprocess\.json: .*\bverdict\b"
+    r"|comparison\.json: ratio: (p_value|change|smallest_visible)\b"
 )
 
 

@@ -38,7 +38,7 @@ class HistoryRun:
     verdict: Verdict | None = None
     """Of a sign-off, as its dossier states it."""
     commit: str = ""
-    """Of the folder in which it ran; ends in `-dirty` with changes that are not committed; empty if it was in none."""
+    """Of the folder in which it ran, whether or not its files differ from the commit; empty if it was in none."""
     doubt: str = ""
     """Why its place in the order is not known; such a run is in no series."""
 

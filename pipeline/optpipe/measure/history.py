@@ -271,7 +271,7 @@ def list_differences(last: _Found, first: _Found, past: Past) -> Iterator[str]:
 def _list_facts(found: _Found, past: Past) -> dict[str, str]:
     info, environment = found.one.run.info, found.one.run.manifest.environment
     known = past.builds.get(found.artifact)
-    facts = {"commit": info.commit[:12] + ("-dirty" if info.commit.endswith("-dirty") else "")}
+    facts = {"commit": info.commit[:12]}
     facts |= {"build": found.artifact, "model": known.content if known else ""}
     facts |= {"optpipe": info.optpipe, **_list_versions(environment)}
     if known is not None:

@@ -201,7 +201,7 @@ def _list_run_cells(run: HistoryRun) -> tuple[Cell | str, ...]:
         run.model,
         ", ".join(run.builds),
         result,
-        run.commit[:12] + ("-dirty" if run.commit.endswith("-dirty") else ""),
+        run.commit[:12],
     )
 
 

@@ -1,26 +1,21 @@
 """The commit of the working folder, which a run records: a history names those between which a figure changed."""
 
-import os
 import subprocess
 
-DIRTY = "-dirty"
+COMMAND = "git", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"
+"""Reads references only. What compares files, such as `git describe --dirty`, runs programs that the folder's configuration names."""
 SECONDS = 10.0
 """A folder of a network that takes longer has no commit."""
 
 
 def describe_commit() -> str:
-    """The hash of the commit that is checked out in the working folder, with `-dirty` if files differ from it.
+    """The hash of the commit that is checked out in the working folder; empty outside a repository, or without git.
 
-    Empty outside a repository, or without git. It names neither the repository nor its place.
+    It names neither the repository nor its place, and does not tell whether files differ from the commit.
     """
-    quiet = {
-        **os.environ,
-        "GIT_OPTIONAL_LOCKS": "0",
-    }  # another git of the user's may hold the index
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=SECONDS, env=quiet
+            COMMAND, capture_output=True, text=True, check=False, timeout=SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

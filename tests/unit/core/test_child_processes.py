@@ -15,9 +15,10 @@ from optpipe.core.process import make_python_environment, run_python_code, start
 PACKAGE = Path(optpipe.__file__).parent
 STARTS = {
     "core/process.py": "Python children, and process groups",
+    "workspace/commit.py": "git",
     "workspace/seal.py": "ssh-keygen",
     "build/doctor.py": "nsys --version",
-    "trace/nsys.py": "nsys",
+    "trace/tools.py": "nsys",
     "deploy/triton_model.py": "runs in a server without optpipe, with -P",
 }
 """The files that start a process, and what."""

@@ -189,8 +189,8 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     ids=str,
 )
 def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where):
-    build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
-    plan = load_of(suggest_bench(build, where, {"graph": "a b"}))
+    build = JudgedBuild("a model.onnx", "90d93930c3c6", "tensorrt", "fp16")
+    plan = load_of(suggest_bench(build, where, {"timing_cache": "a b"}))
     assert plan.batches == (None if where.batch_size is None else (where.batch_size,))
     wanted = (
         where.scenario or "single-stream",
@@ -200,7 +200,7 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
     )
     assert plan.load.key[1:5] == wanted
     assert plan.lengths == (None if where.length is None else (where.length,))
-    assert plan.options == {"onnxruntime": {"graph": "a b"}}
+    assert plan.options == {"tensorrt": {"timing_cache": "a b"}}
 
 
 @pytest.mark.parametrize("section", SECTIONS)

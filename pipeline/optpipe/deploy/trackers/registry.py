@@ -1,16 +1,16 @@
 """The trackers by name, and the export of a dossier that cannot lose or delay a verdict."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE, TimeoutExpired
 from typing import Any
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape, first_line
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.plugins import Registry, load_plugins
+from optpipe.core.process import start_python
 from optpipe.core.records import record_from_files
 from optpipe.core.verdict import VerdictRecord
 from optpipe.core.wording import Call
@@ -84,21 +84,28 @@ def export_after_signoff(
     """
     found = {}
     for name in names:
-        words = [sys.executable, "-m", "optpipe", "signoff", "export", str(folder), "--to", name]
         with listener.step(f"export to {name}"):
-            try:
-                ended = subprocess.run(
-                    words, capture_output=True, text=True, check=False, timeout=seconds
-                )
-                why = "" if ended.returncode == 0 else _find_reason(ended.stderr)
-            except subprocess.TimeoutExpired:
-                why = f"it took longer than {seconds:.0f} s"
+            place, why = _export_apart(folder, name, seconds)
         if why:
             again = Call("signoff export", folder, to=name)
             listener.warn(f"the dossier was not exported to {name}: {why}\nlater: `" + again + "`")
         else:
-            found[name] = ended.stdout.strip()
+            found[name] = place
     return found
+
+
+def _export_apart(folder: Path, name: str, seconds: float) -> tuple[str, str]:
+    """Where a dossier is after `optpipe signoff export` in a process of its own, and why it is not."""
+    words = "signoff", "export", str(folder), "--to", name
+    with start_python("optpipe", *words, stdout=PIPE, stderr=PIPE) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except TimeoutExpired:
+            process.kill()
+            return "", f"it took longer than {seconds:.0f} s"
+
+    why = _find_reason(errors.decode(errors="replace")) if process.returncode else ""
+    return output.decode(errors="replace").strip(), why
 
 
 def _find_reason(stderr: str) -> str:

@@ -114,7 +114,7 @@ def test_the_run_folder_holds_no_environment_and_can_be_judged_again(
     again = optpipe("profile", "--trace", stage, "--json")
     whole = main_stage(document)
     expected = whole["profile"] | {
-        name: whole[name] for name in ("details", "modules", "loop", "counters")
+        name: whole[name] for name in ("details", "modules", "loop", "counters", "energy")
     }
     expected |= {"schema_version": again.document["schema_version"], "against": None}
     assert find_disagreements(expected, again.document, "again") == []

@@ -589,7 +589,9 @@ def _recompute_once():
         yield
 
 
-WORDED_FOR_A_TERMINAL = ("report/terminal.py", "signoff/reports.py", "core/wording.py", "cli/")
+WORDED_FOR_A_TERMINAL = (
+    "report/terminal.py", "report/charts.py", "report/document.py", "signoff/reports.py", "core/wording.py", "cli/"
+)  # fmt: skip
 """Where an f-string may word arguments and calls: these files write for a terminal, or a file of its words."""
 
 

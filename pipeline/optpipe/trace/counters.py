@@ -151,18 +151,20 @@ class CountedWork:
 
 
 def weigh_counters(
-    counters: Counters | None, kernels: Iterable[tuple[str, int, int]], iterations: int
+    counters: Counters | None, kernels: Iterable[tuple[str | None, int, int]], iterations: int
 ) -> CountedWork | None:
-    """`kernels` are the name, time in ns, and launches of each kernel of the recording. None if nothing was counted."""
-    counted = (
-        {}
-        if counters is None
-        else {make_comparable_name(each.name): each for each in counters.kernels}
-    )
+    """`kernels` are the name, time in ns, and launches of each kernel of the recording. None if nothing was counted.
+
+    A kernel without a name, which a damaged recording may have, was not counted.
+    """
+    if counters is None:
+        return None
+
+    counted = {make_comparable_name(each.name): each for each in counters.kernels}
     total_ns, matched = 0, list[tuple[KernelCounters, int, int]]()
     for name, time_ns, launches in kernels:
         total_ns += time_ns
-        found = counted.get(make_comparable_name(name))
+        found = None if name is None else counted.get(make_comparable_name(name))
         if found and found.dram_peak_percent is not None and found.sm_peak_percent is not None:
             matched.append((found, time_ns, launches))
     matched_ns = sum(time_ns for _, time_ns, _ in matched)

@@ -67,7 +67,7 @@ class Tracker:
 
     name: str
     needs: str = ""
-    """The module that it imports; its absence is said before anything is measured."""
+    """The module that it imports; its absence is reported before anything is measured."""
     install: str = ""
     """The command that installs it."""
 

@@ -44,7 +44,7 @@ class CallContract:
         return given, device
 
     def _find_known(self, values: Iterable[Any]) -> tuple[Any, tuple[Any] | None]:
-        """What decides whether values fit, and the device if such values fitted before; None for what is no array or tensor."""
+        """What decides whether values fit, and the device if such values fitted before; None if it is not an array or a tensor."""
         try:
             signature = tuple(
                 [

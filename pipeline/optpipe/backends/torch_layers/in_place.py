@@ -37,11 +37,11 @@ NEAR, APART, APART_US = 1.6, 1.05, 5.0
 and the neighbors change is a few microseconds of each launch. The fastest call of a library always is a rival."""
 MOST_RIVALS = 3
 CONFIDENCE = 0.999
-"""Of one comparison: a build makes up to a hundred."""
+"""For one comparison; a build makes up to a hundred."""
 LEAST_SHARE = 0.01
-"""Of all layers' time alone: shorter groups are left as they are."""
+"""The share of all layers' isolated time below which a group is left as it is."""
 LEAST_US = 2000.0
-"""Of one timing: shorter programs run several times in it."""
+"""The shortest timing; a shorter program runs several times in it."""
 
 
 @dataclass

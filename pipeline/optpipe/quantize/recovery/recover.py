@@ -112,26 +112,24 @@ def balance_channels(kind: Divider) -> Callable[[Any, Workbench], tuple[Any, int
 def learn_rounding(graph: Any, bench: Workbench) -> tuple[Any, int]:
     """`graph` with the weights of its quantized layers on their grids, where rounding to the nearest would put them elsewhere."""
     edited, moments = EditedGraph(graph), dict[str, NDArray[np.float64]]()
-    nodes = [edited.nodes[name] for name in bench.list_layers(graph)]
-    nodes = [
-        node
-        for node in nodes
+    layers = [
+        (node, read_attributes(node), weight)
+        for node in (edited.nodes[name] for name in bench.list_layers(graph))
         if (weight := edited.read_weight(node)) is not None
         and weight.size // weight.shape[find_output_axis(node)] <= MOST_INPUTS
     ]
-    for values in bench.iterate(graph, [node.input[0] for node in nodes]) if nodes else ():
-        for node in nodes:
-            weight = edited.read_weight(node)
-            assert weight is not None
-            found = collect_moments(values[node.input[0]], node, read_attributes(node), weight)
+    inputs = [node.input[0] for node, _, _ in layers]
+    for values in bench.iterate(graph, inputs) if layers else ():
+        for node, attributes, weight in layers:
+            found = collect_moments(values[node.input[0]], node, attributes, weight)
             if found is not None:
                 moments[node.name] = moments.get(node.name, 0) + found
+
     count = 0
-    for node in nodes:
+    for node, _, _ in layers:
         if node.name in moments:
-            made = round_weight(
-                edited.read_weight(node), find_output_axis(node), moments[node.name], bench.target
-            )
+            weight = edited.read_weight(node)  # of layers that share one, as the first left it
+            made = round_weight(weight, find_output_axis(node), moments[node.name], bench.target)
             if made is not None:
                 edited.write(node, 1, made)
                 count += 1

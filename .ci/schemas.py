@@ -160,7 +160,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     ),
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
     "profile": ("trace.profile_model:ModelProfileDocument", "trace.report:TraceProfile"),
-    "compare": ("core.measurement:Comparison", "core.history:History"),
+    "compare": ("core.comparison:Comparison", "core.history:History"),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),
     "signoff attest": (Attestation,),
@@ -179,6 +179,8 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "doctor": (Diagnosis, OptionListing),
 }
 """The records that a command prints, `module:class` of the package or a class of this file."""
+MOVED = {"optpipe.core.comparison.Comparison": "optpipe.core.measurement.Comparison"}
+"""The published names of types that share their name with another one, so that it has a module, and have moved since."""
 ADDED: Json = {"signoff": SignedPlace, "run": PipelineRun}
 
 
@@ -205,12 +207,24 @@ def make_document_schemas() -> Json:
     documents["error"] = {
         "allOf": [version, {"properties": {"error": refs[Failure]}, "required": ["error"]}]
     }
-    return {
+    published = {MOVED.get(name, name): _leave_out_prose(part) for name, part in parts.items()}
+    schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "schema_version": SCHEMA_VERSION,
         "documents": documents,
-        "$defs": {name: _leave_out_prose(part) for name, part in sorted(parts.items())},
+        "$defs": dict(sorted(published.items())),
     }
+    return _rename_refs(schema)
+
+
+def _rename_refs(schema: Any) -> Any:
+    """`schema`, in which references to a type that moved have its published name."""
+    if isinstance(schema, dict):
+        ref = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+        if ref in MOVED:
+            return {**schema, "$ref": f"#/$defs/{MOVED[ref]}"}
+        return {key: _rename_refs(part) for key, part in schema.items()}
+    return [_rename_refs(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _find_class(where: str | type) -> type:

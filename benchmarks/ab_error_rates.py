@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import randbits
 
 from optpipe.backends.registry import resolve_effective_options
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.load import LoadSpec
 from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.records import line_from_record
 from optpipe.measure.measure import BenchPlan, prepare_subject

@@ -18,7 +18,8 @@ from statistics import median
 import numpy as np
 
 from optpipe.backends.registry import resolve_effective_options
-from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Measurement, Subject, Validity
 from optpipe.measure.measure import BenchPlan, measure_load, prepare_subject
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan

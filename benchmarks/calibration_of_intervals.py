@@ -20,19 +20,12 @@ from scipy.signal import lfilter
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from optpipe.core.measurement import (
-    LatencySummary,
-    LoadSpec,
-    Measurement,
-    Reason,
-    Scenario,
-    Subject,
-    Validity,
-    format_percentile_name,
-)
+from optpipe.core.load import LoadSpec, Scenario
+from optpipe.core.measurement import LatencySummary, Measurement, Reason, Subject, Validity
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, PairMetric
 from optpipe.core.metrics.sampled import Rule
 from optpipe.core.metrics.sections import Sense
+from optpipe.core.percentile_names import format_percentile_name
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Verdict
 from optpipe.deploy.live import judge_latencies

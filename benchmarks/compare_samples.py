@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, Measurement, Subject, Validity
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import SAMPLE_COLUMNS, Measurement, Subject, Validity
 from optpipe.measure.measure import write_measurements
 from optpipe.workspace.runs import begin_run, finish_run
 

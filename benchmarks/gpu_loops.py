@@ -52,7 +52,7 @@ def same_session(entry, store, batch, options, scratch):
     """(optpipe ms, bare loop ms) per round, medians of the compute part, in alternation on one session."""
     import torch
 
-    from optpipe.core.measurement import LoadSpec
+    from optpipe.core.load import LoadSpec
     from optpipe.measure.measure import BenchPlan, prepare_subject
     from optpipe.measure.process import WorkerPool
     from optpipe.measure.worker.__main__ import Worker

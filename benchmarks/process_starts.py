@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.load import LoadSpec
 from optpipe.measure.measure import BenchPlan, prepare_subject
 from optpipe.measure.process import WorkerPool
 from optpipe.models.artifacts.lookup import find_artifacts

@@ -20,7 +20,9 @@ from tests.fakes.ray_nodes import start_cluster
 
 from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import LoadSpec, MeasurementGroup, Subject
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Subject
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 from optpipe.sweep.job import JobRecord, JobState, Matrix, SweepOptions, compute_job_key
 from optpipe.sweep.ledger import merge_workspaces, read_jobs, write_job

@@ -2,14 +2,9 @@
 
 from dataclasses import replace
 
-from optpipe.core.measurement import (
-    LatencySummary,
-    LoadSpec,
-    Measurement,
-    Subject,
-    Validity,
-    format_percentile_name,
-)
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import LatencySummary, Measurement, Subject, Validity
+from optpipe.core.percentile_names import format_percentile_name
 from optpipe.core.quantity import Estimate
 
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from optpipe.core.entries import Environment, Gpu
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import GroupFigure, LoadSpec, MeasurementGroup, Subject
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Subject
+from optpipe.core.measurement_group import GroupFigure, MeasurementGroup
 from optpipe.core.quantity import Estimate
 from optpipe.sweep.job import Cell, JobRecord, JobState, Recipe, compute_job_key
 from optpipe.sweep.slots import Slot

@@ -17,13 +17,8 @@ import pytest
 from optpipe.cli.bench import BenchOptions
 from optpipe.cli.bench import bench as bench_command
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import (
-    SAMPLE_COLUMNS,
-    Phase,
-    Reason,
-    Scenario,
-    read_measurements,
-)
+from optpipe.core.load import Scenario
+from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Reason, read_measurements
 from optpipe.measure.process import WorkerProcess
 from optpipe.measure.worker.plan import frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic

@@ -7,15 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import (
-    InputPool,
-    LoadSpec,
-    Measurement,
-    Mode,
-    Scenario,
-    Subject,
-    Validity,
-)
+from optpipe.core.load import LoadSpec, Mode, Scenario
+from optpipe.core.measurement import InputPool, Measurement, Subject, Validity
 from optpipe.measure.measure import measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.checks import MAX_ROTATED_BATCHES

@@ -23,15 +23,13 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ModelInfo, VerificationInfo, WeightsRecord
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files, hash_text
+from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     SAMPLE_COLUMNS,
-    LoadSpec,
     Measurement,
-    Mode,
     Phase,
     Reason,
-    Scenario,
     Subject,
     Validity,
 )

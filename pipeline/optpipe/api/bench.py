@@ -15,7 +15,8 @@ from optpipe.api.door import speak
 from optpipe.core import np, pl
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.measurement import LoadSpec, MeasurementGroup
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import list_fields

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from secrets import randbits
+from typing import TYPE_CHECKING
 
 from optpipe.build.budget import choose_budget, judge_builds, require_judgeable
 from optpipe.build.build import (
@@ -20,7 +21,7 @@ from optpipe.build.standings import list_candidates
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, Measurement
+from optpipe.core.load import LoadSpec
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
 from optpipe.core.wording import Argument
@@ -40,6 +41,9 @@ from optpipe.models.stored_card import read_stored_card
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    from optpipe.core.measurement import Measurement
 
 SHORT_LOAD = LoadSpec(
     1, min_seconds=0.5, max_seconds=5.0, percentile=50.0, warm_up_seconds=0.3, max_warm_up_seconds=3.0,

@@ -23,8 +23,8 @@ from optpipe.cli.options import (
     model_from_options,
 )
 from optpipe.core import plan as params
+from optpipe.core.bench_defaults import MAX_CV, ROUNDS
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import MAX_CV, ROUNDS
 from optpipe.core.plan import Param
 from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record

@@ -7,7 +7,7 @@ from math import log, log1p
 from typing import Protocol
 
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.measurement import MeasurementGroup
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.quantity import Dimension
 
 

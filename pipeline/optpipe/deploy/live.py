@@ -20,7 +20,8 @@ import numpy as np
 from optpipe.core import LazyModule
 from optpipe.core.errors import BadInputError, StageError, first_line
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, format_percentile_name, percent_from_name
+from optpipe.core.load import LoadSpec
+from optpipe.core.percentile_names import format_percentile_name, percent_from_name
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts

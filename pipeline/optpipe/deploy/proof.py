@@ -29,7 +29,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, GateError, MissingError, StageError, first_line
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict

@@ -18,7 +18,7 @@ from optpipe.core.card import Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.load import LoadSpec
 from optpipe.core.records import line_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.core.wording import Argument

@@ -8,7 +8,8 @@ lone instance inside the limit.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optpipe.core.measurement import Options, Scenario
+from optpipe.core.load import Scenario
+from optpipe.core.measurement import Options
 from optpipe.core.metrics.measured import P50, P99, THROUGHPUT
 from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.quantity import Dimension, format_quantity

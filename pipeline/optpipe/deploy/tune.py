@@ -20,8 +20,8 @@ import numpy as np
 
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import percent_from_name
 from optpipe.core.metrics.sections import LATENCY
+from optpipe.core.percentile_names import percent_from_name
 from optpipe.core.records import json_from_record
 from optpipe.core.wording import Argument
 from optpipe.deploy.check import CheckedDeployment

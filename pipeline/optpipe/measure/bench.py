@@ -11,14 +11,8 @@ from optpipe.backends.registry import warn_of_unused_options
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, error_from_status
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.measurement import (
-    MEASUREMENTS_FILE,
-    LoadSpec,
-    Measurement,
-    Reason,
-    Scenario,
-    read_measurements,
-)
+from optpipe.core.load import LoadSpec, Scenario
+from optpipe.core.measurement import MEASUREMENTS_FILE, Measurement, Reason, read_measurements
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.core.wording import Argument, Call

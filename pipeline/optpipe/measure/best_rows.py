@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from optpipe.core.measurement import (
-    Comparison,
-    ComparisonRow,
-    Goal,
-    format_percentile_name,
-)
+from optpipe.core.comparison import Comparison, ComparisonRow, Goal
 from optpipe.core.metrics.contract import Metric
 from optpipe.core.metrics.measured import ENERGY, P50, P99, THROUGHPUT
 from optpipe.core.metrics.sections import ACCURACY
+from optpipe.core.percentile_names import format_percentile_name
 from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
 from optpipe.core.records import group_pairs
 from optpipe.core.wording import Argument

@@ -10,16 +10,11 @@ from dataclasses import replace
 from itertools import combinations
 from math import exp, inf
 
+from optpipe.core.comparison import Comparison, ComparisonRow, Goal, Levels
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import (
-    Comparison,
-    ComparisonRow,
-    Goal,
-    Levels,
-    LoadSpec,
-    Measurement,
-)
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Measurement
 from optpipe.core.metrics.measured import P50
 from optpipe.core.quantity import Estimate
 from optpipe.core.wording import Argument, Call

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from optpipe.core.comparison import Comparison
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import (
-    Comparison,
-    read_measurements,
-)
+from optpipe.core.measurement import read_measurements
 from optpipe.core.metrics.scores import TOP1
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import group_pairs

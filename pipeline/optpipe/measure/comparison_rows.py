@@ -4,14 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from optpipe.core.measurement import (
-    ComparisonRow,
-    Levels,
-    find_differing_settings,
-    format_settings,
-)
+from optpipe.core.comparison import ComparisonRow, Levels
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import group_pairs
+from optpipe.core.settings import find_differing_settings, format_settings
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,

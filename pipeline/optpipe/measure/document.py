@@ -8,16 +8,10 @@ from statistics import median
 import numpy as np
 import polars as pl
 
-from optpipe.core.measurement import (
-    Comparison,
-    ComparisonRow,
-    GroupFigure,
-    Measurement,
-    MeasurementGroup,
-    Validity,
-    format_settings,
-    name_sample,
-)
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.load import name_sample
+from optpipe.core.measurement import Measurement, Validity
+from optpipe.core.measurement_group import GroupFigure, MeasurementGroup
 from optpipe.core.metrics.measured import (
     CV,
     EFFICIENCY,
@@ -33,6 +27,7 @@ from optpipe.core.metrics.measured import (
 from optpipe.core.plan import make_call
 from optpipe.core.quantity import format_bytes, format_duration, format_quantity
 from optpipe.core.records import plain_from_record
+from optpipe.core.settings import format_settings
 from optpipe.core.wording import Argument
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement

@@ -15,15 +15,14 @@ import polars as pl
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
-    LoadSpec,
     Measurement,
     Phase,
     Reason,
-    Scenario,
     Validity,
     read_measurements,
 )

@@ -15,13 +15,9 @@ from typing import Any
 import numpy as np
 
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import (
-    GroupFigure,
-    LeftOut,
-    LoadSpec,
-    Measurement,
-    MeasurementGroup,
-)
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Measurement
+from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
 from optpipe.core.metrics.measured import ENERGY, P50, SHOWN, THROUGHPUT, TOKENS
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.quantity import Dimension, Estimate

@@ -3,15 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.measurement import (
-    Measurement,
-    Reason,
-    find_differing_settings,
-    format_settings,
-    list_load_options,
-    read_measurements,
-)
+from optpipe.core.load import list_load_options
+from optpipe.core.measurement import Measurement, Reason, read_measurements
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
+from optpipe.core.settings import find_differing_settings, format_settings
 from optpipe.core.verdict import Note
 from optpipe.core.wording import Call
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation

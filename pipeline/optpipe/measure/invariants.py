@@ -15,14 +15,13 @@ import polars as pl
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
-    LoadSpec,
     Measurement,
     Phase,
-    Scenario,
     read_measurements,
 )
 from optpipe.core.parquet import read_parquet

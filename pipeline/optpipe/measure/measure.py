@@ -12,30 +12,29 @@ import numpy as np
 import polars as pl
 
 from optpipe.backends.selections import read_verified_selection
+from optpipe.core.bench_defaults import PROCESSES
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import Files, hash_arrays
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
-    PROCESSES,
     SAMPLE_COLUMNS,
     InputPool,
-    LoadSpec,
     Measurement,
     MeasurementsRecord,
     Options,
     Phase,
     Reason,
-    Scenario,
     Subject,
     Validity,
-    format_cpus,
 )
 from optpipe.core.parquet import read_parquet
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.settings import format_cpus
 from optpipe.core.wording import Argument, Call, for_workspace
 from optpipe.measure.figures import (
     compute_worker_peak_bytes,

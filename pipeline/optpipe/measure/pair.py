@@ -16,17 +16,12 @@ from optpipe.backends.registry import warn_of_unused_options
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import (
-    COMPARISON_FILE,
-    LoadSpec,
-    Measurement,
-    MeasurementGroup,
-    Reason,
-    percent_from_name,
-    read_measurements,
-)
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import COMPARISON_FILE, Measurement, Reason, read_measurements
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.metrics.registry import find_metric
+from optpipe.core.percentile_names import percent_from_name
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, read_versioned
 from optpipe.core.wording import Argument, Call

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import require_known_options
+from optpipe.core.bench_defaults import MAX_CV, PROCESSES
 from optpipe.core.errors import BadInputError, require_existing
-from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.metrics.measured import ENERGY
 from optpipe.core.plan import MOST_PROCESSES
 from optpipe.core.values import is_integer

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import Measurement, Validity, format_percentile_name
+from optpipe.core.measurement import Measurement, Validity
+from optpipe.core.percentile_names import format_percentile_name
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, quantity_from_text
 from optpipe.core.wording import Argument
 from optpipe.stats.percentiles import PERCENTS

@@ -26,7 +26,8 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.measurement import LoadSpec, Phase, Subject
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Phase, Subject
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import Recomputed, json_from_record, read_versioned
 from optpipe.measure.figures import read_samples

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from optpipe.core.measurement import MAX_CV, Measurement, Mode, Reason, Scenario
+from optpipe.core.bench_defaults import MAX_CV
+from optpipe.core.load import Mode, Scenario
+from optpipe.core.measurement import Measurement, Reason
 from optpipe.core.wording import Argument, Call
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe

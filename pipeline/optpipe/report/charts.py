@@ -12,7 +12,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.core import LazyModule
-from optpipe.core.measurement import Comparison, ComparisonRow, Goal, name_sample
+from optpipe.core.comparison import Comparison, ComparisonRow, Goal
+from optpipe.core.load import name_sample
 from optpipe.core.metrics.measured import P50, P99
 from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, Legend, RawFiles, Sentence, clean_text

@@ -6,12 +6,12 @@ from math import hypot, log, log1p
 from random import Random
 
 from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.core.bench_defaults import MAX_CV
 from optpipe.core.errors import (
     BadInputError,
     MissingError,
 )
 from optpipe.core.events import Listener
-from optpipe.core.measurement import MAX_CV
 from optpipe.core.quantity import Dimension, format_quantity, share_to_text
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.core.wording import Argument

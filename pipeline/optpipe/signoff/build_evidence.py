@@ -10,18 +10,10 @@ from dataclasses import dataclass, field, replace
 from math import expm1, log1p
 from typing import Any
 
+from optpipe.core.bench_defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import (
-    MAX_CV,
-    PROCESSES,
-    LoadSpec,
-    Subject,
-    find_differing_settings,
-    format_option,
-    format_settings,
-    list_load_options,
-    percent_from_name,
-)
+from optpipe.core.load import LoadSpec, list_load_options
+from optpipe.core.measurement import Subject
 from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.metrics.sections import (
@@ -41,6 +33,7 @@ from optpipe.core.metrics.sections import (
     STABILITY,
     TENSOR_CORES,
 )
+from optpipe.core.percentile_names import percent_from_name
 from optpipe.core.plan import make_call
 from optpipe.core.quantity import (
     Dimension,
@@ -49,6 +42,7 @@ from optpipe.core.quantity import (
     format_quantity,
     share_to_text,
 )
+from optpipe.core.settings import find_differing_settings, format_option, format_settings
 from optpipe.core.verdict import Blocker, InverseTail, Observation, ScaledTail, Tail
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import (

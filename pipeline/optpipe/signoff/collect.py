@@ -13,10 +13,11 @@ from typing import Any
 
 from optpipe import __version__
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.bench_defaults import MAX_CV
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files
-from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
+from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.metrics.registry import METRICS, PLUGINS
 from optpipe.core.metrics.sampled import PLUGIN_SCORES
 from optpipe.core.records import (

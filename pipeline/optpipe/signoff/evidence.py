@@ -4,13 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import exp, expm1, isnan, log
 
-from optpipe.core.measurement import (
-    COMPARISON_FILE,
-    MEASUREMENTS_FILE,
-    MeasurementsRecord,
-    find_differing_settings,
-    format_settings,
-)
+from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, MeasurementsRecord
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.metrics.sampled import PLUGIN_SCORES, is_score_name
 from optpipe.core.metrics.sections import (
@@ -33,6 +27,7 @@ from optpipe.core.metrics.sections import (
 from optpipe.core.plan import make_call
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import Recomputed
+from optpipe.core.settings import find_differing_settings, format_settings
 from optpipe.core.verdict import Blocker, Observation, RatioTail, ScaledTail
 from optpipe.core.wording import Call
 from optpipe.evaluate.recompute import recompute_evaluation

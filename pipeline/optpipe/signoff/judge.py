@@ -11,7 +11,6 @@ from optpipe.backends.registry import list_runtime_packages
 from optpipe.build.verify import observe_outputs
 from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.metrics.measured import P50
 from optpipe.core.metrics.sections import (
     ACCURACY,
@@ -25,6 +24,7 @@ from optpipe.core.metrics.sections import (
 )
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, format_quantity, format_snr
+from optpipe.core.settings import find_differing_settings, format_settings
 from optpipe.core.verdict import (
     Blocker,
     CriterionResult,

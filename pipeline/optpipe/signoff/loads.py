@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.records import group_pairs
 from optpipe.signoff.policy import Criterion, LoadFilter
 

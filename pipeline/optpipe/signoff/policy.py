@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import read_user_bytes
-from optpipe.core.measurement import Mode, Scenario, format_option
+from optpipe.core.load import Mode, Scenario
 from optpipe.core.metrics.contract import Metric
 from optpipe.core.metrics.registry import METRICS, PLUGINS, find_metric
 from optpipe.core.metrics.sampled import PLUGIN_SCORES, is_score_name
@@ -52,6 +52,7 @@ from optpipe.core.quantity import (
     quantity_from_text,
     score_from_text,
 )
+from optpipe.core.settings import format_option
 from optpipe.core.wording import Call, Message
 from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
 from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS

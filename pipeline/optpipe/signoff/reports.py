@@ -12,8 +12,9 @@ from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
 from optpipe.backends.registry import list_runtime_packages
+from optpipe.core.comparison import Comparison, Goal, Levels
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import Comparison, Goal, Levels, read_measurements
+from optpipe.core.measurement import read_measurements
 from optpipe.core.metrics.sections import DROP, SECTIONS, list_tiles
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files

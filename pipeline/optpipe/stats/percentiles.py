@@ -15,7 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from optpipe.core.measurement import LatencySummary, format_percentile_name
+from optpipe.core.measurement import LatencySummary
+from optpipe.core.percentile_names import format_percentile_name
 from optpipe.core.quantity import Estimate
 from optpipe.stats.means import Interval, compute_t_quantile, mean_from_runs, special
 from optpipe.stats.remember import remember

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from optpipe.core.measurement import Mode, Scenario, name_sample
+from optpipe.core.load import Mode, Scenario, name_sample
 from optpipe.core.metrics.measured import P50, P99, THROUGHPUT
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import group_pairs

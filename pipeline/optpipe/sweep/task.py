@@ -22,7 +22,8 @@ from optpipe.core.errors import (
 )
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_text, hash_value
-from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
+from optpipe.core.measurement import Reason, read_measurements
+from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.precision import CALIBRATED, precisions_from_text
 from optpipe.core.process import (
     end_with_parent,

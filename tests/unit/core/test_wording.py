@@ -19,7 +19,7 @@ from optpipe.api.bench import BenchOptions
 from optpipe.api.door import speak_of_arguments
 from optpipe.cli.app import app
 from optpipe.core.errors import BadInputError, OptpipeError
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.load import LoadSpec
 from optpipe.core.plan import list_fields
 from optpipe.core.wording import (
     ARGUMENTS,

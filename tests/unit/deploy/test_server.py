@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension
 from optpipe.deploy import tune

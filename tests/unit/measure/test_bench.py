@@ -15,10 +15,10 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
+from optpipe.core.load import LoadSpec
 from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
     InputPool,
-    LoadSpec,
     Reason,
     Subject,
     Validity,

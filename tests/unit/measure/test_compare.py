@@ -8,18 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
+from optpipe.core.comparison import Goal
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import (
-    Goal,
-    LatencySummary,
-    LoadSpec,
-    Measurement,
-    Mode,
-    Scenario,
-    Subject,
-    Validity,
-)
+from optpipe.core.load import LoadSpec, Mode, Scenario
+from optpipe.core.measurement import LatencySummary, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.measure.best_rows import sort_by_goal
 from optpipe.measure.compare import compare_measurements

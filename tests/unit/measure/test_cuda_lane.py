@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.measure.worker.checks import Reservoir, draw_rotation, probe_cache
 from optpipe.measure.worker.loops import CudaLane, PointRun, run_load
 from optpipe.measure.worker.plan import Spool, frame_from_spool

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
-from optpipe.core.measurement import LoadSpec, Measurement, Scenario, Subject, Validity
+from optpipe.core.load import LoadSpec, Scenario
+from optpipe.core.measurement import Measurement, Subject, Validity
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate

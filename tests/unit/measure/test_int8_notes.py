@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation

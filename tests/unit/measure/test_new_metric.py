@@ -13,7 +13,8 @@ from tests.fakes.extensions.optpipe_spread import Spread
 from optpipe.api.bench import Bench
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.core.measurement import LoadSpec, PluginFigure
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import PluginFigure
 from optpipe.core.metrics import registry
 from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.quantity import Dimension, format_quantity

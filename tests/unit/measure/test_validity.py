@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     SAMPLE_COLUMNS,
-    LoadSpec,
     Measurement,
-    Mode,
     OutputCheck,
-    Scenario,
     Subject,
     Validity,
 )

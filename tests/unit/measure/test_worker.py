@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.fakes import sessions
 
 from optpipe.core.errors import StageError
-from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, Scenario
+from optpipe.core.load import LoadSpec, Scenario
+from optpipe.core.measurement import SAMPLE_COLUMNS
 from optpipe.measure.worker import checks, loops
 from optpipe.measure.worker.__main__ import Worker
 from optpipe.measure.worker.checks import (

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.measure.test_left_out import make_try
 
-from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Observation, Verdict

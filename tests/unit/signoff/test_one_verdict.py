@@ -9,8 +9,8 @@ from xml.etree import ElementTree as Xml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.comparison import Comparison
 from optpipe.core.errors import BadInputError, GateError
-from optpipe.core.measurement import Comparison
 from optpipe.core.verdict import (
     CriterionResult,
     JudgedArtifact,

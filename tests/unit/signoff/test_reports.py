@@ -10,10 +10,10 @@ from xml.etree import ElementTree as Xml
 import pytest
 from tests.fakes.console import assert_golden, text_of
 
+from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
-from optpipe.core.measurement import Comparison, Goal
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import (
     CriterionResult,

@@ -7,7 +7,8 @@ from tests.command_line import parse_command
 
 from optpipe.cli.bench import bench, make_bench_plan
 from optpipe.cli.groups import read_arguments
-from optpipe.core.measurement import Mode, Reason, Scenario
+from optpipe.core.load import Mode, Scenario
+from optpipe.core.measurement import Reason
 from optpipe.core.metrics.sections import SECTIONS
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.lookup import JudgedBuild

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 from tests.unit.measure.test_search import measurement
 
-from optpipe.core.measurement import Goal, Subject
+from optpipe.core.comparison import Goal
+from optpipe.core.measurement import Subject
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Observation, Verdict

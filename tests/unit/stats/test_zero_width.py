@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.measure.test_left_out import make_try
 
-from optpipe.core.measurement import LoadSpec, PluginFigure
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import PluginFigure
 from optpipe.core.metrics.measured import THROUGHPUT
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate

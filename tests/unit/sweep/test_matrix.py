@@ -11,7 +11,7 @@ from tests.fakes.graphs import onnx_model
 from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import Scenario
+from optpipe.core.load import Scenario
 from optpipe.sweep.job import CPU, Matrix
 from optpipe.sweep.matrix import (
     add_contents,

@@ -22,7 +22,8 @@ from tests.fakes.sweeps import (
 )
 
 import optpipe.sweep.local as local
-from optpipe.core.measurement import LeftOut, Reason
+from optpipe.core.measurement import Reason
+from optpipe.core.measurement_group import LeftOut
 from optpipe.sweep.document import document_from_sweep
 from optpipe.sweep.job import (
     START_S,

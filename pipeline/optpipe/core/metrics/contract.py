@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from optpipe.core.measurement import ComparisonRow, LoadSpec, Measurement
+from optpipe.core.comparison import ComparisonRow
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import Measurement
 from optpipe.core.quantity import Dimension, Estimate
 
 if TYPE_CHECKING:

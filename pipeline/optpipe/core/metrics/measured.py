@@ -3,18 +3,20 @@
 from enum import StrEnum
 
 from optpipe.core import np
-from optpipe.core.measurement import (
+from optpipe.core.comparison import ComparisonRow
+from optpipe.core.load import Scenario
+from optpipe.core.measurement import Measurement
+from optpipe.core.metrics.contract import Metric, Window
+from optpipe.core.percentile_names import (
     MEAN,
-    SENSOR_SHARE,
-    ComparisonRow,
-    Measurement,
-    Scenario,
     percent_from_name,
     pooled_percent_from_name,
 )
-from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.wording import Argument
+
+SENSOR_SHARE = 0.05
+"""Relative error of the board's power sensor (NVML documentation of nvmlDeviceGetPowerUsage)."""
 
 MIN_WINDOW_S = 10.0
 """The energy counter moves in steps of some tens of milliseconds: ten seconds keep them below one percent."""

@@ -10,11 +10,12 @@ from math import isfinite
 from typing import Any
 
 from optpipe.core.errors import BadInputError, first_line
-from optpipe.core.measurement import PluginFigure, percent_from_name
+from optpipe.core.measurement import PluginFigure
 from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
 from optpipe.core.metrics.sections import SECTIONS
+from optpipe.core.percentile_names import percent_from_name
 from optpipe.core.plugins import Group, Registry, list_entry_points, load_plugins
 from optpipe.core.quantity import Dimension, Estimate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from optpipe.core import torch
 from optpipe.core.errors import OptpipeError, first_line, is_out_of_memory
-from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.process import end_with_parent
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker.checks import (

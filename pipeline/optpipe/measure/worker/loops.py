@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optpipe.core import torch
-from optpipe.core.measurement import LoadSpec, Mode, Phase, Scenario
+from optpipe.core.load import LoadSpec, Mode, Scenario
+from optpipe.core.measurement import Phase
 from optpipe.measure.trials import iterate_arrivals, warm_up
 from optpipe.measure.worker.checks import Reservoir, Rotation
 from optpipe.measure.worker.plan import Spool

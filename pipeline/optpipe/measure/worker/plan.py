@@ -22,7 +22,8 @@ import numpy as np
 from optpipe.core import pl
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
-from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, OutputCheck
+from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import SAMPLE_COLUMNS, OutputCheck
 from optpipe.core.wording import Argument
 from optpipe.stats.selected_rows import EMPTY, Selection
 

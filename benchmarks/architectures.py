@@ -200,7 +200,8 @@ def build_cells(
 ) -> Iterator[dict[str, Any]]:
     """One record for each precision that is not `done`."""
     from optpipe.backends.registry import BACKENDS
-    from optpipe.build.build import BuildPlan, build_model
+    from optpipe.build.build import build_model
+    from optpipe.build.plan import BuildPlan
     from optpipe.core.card import card_from_file
     from optpipe.core.entries import GraphInfo, ReferenceInfo, WeightsRequest
     from optpipe.core.events import SilentListener

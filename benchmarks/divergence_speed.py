@@ -11,7 +11,8 @@ from time import process_time
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.events import SilentListener

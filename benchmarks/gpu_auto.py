@@ -384,7 +384,7 @@ def measure_one(given: Any) -> None:
 def plan_network(given: Any) -> Network:
     """What `--one` names, in the types that may win: FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8."""
     from optpipe.backends.registry import BACKENDS, parse_options
-    from optpipe.build.build import BuildPlan
+    from optpipe.build.plan import BuildPlan
     from optpipe.core.entries import weights_from_text
     from optpipe.core.precision import Precision
     from optpipe.models.export.exported import Model

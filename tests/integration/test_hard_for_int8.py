@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from optpipe.backends.tensorrt import TENSORRT_RTX
-from optpipe.build.build import build_artifact
+from optpipe.build.artifact import build_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ModelInfo, weights_from_text
 from optpipe.core.events import SilentListener, finish_steps

@@ -8,7 +8,8 @@ import pytest
 
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.inductor_packages import Compilation, Packages, compile_packages
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import tensor_from_dict
 from optpipe.core.entries import weights_from_text
 from optpipe.core.events import SilentListener, finish_steps

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optpipe.api.policy import Policy
     from optpipe.api.verdict import Verdict
     from optpipe.api.workspace import Workspace
-    from optpipe.build.build import BuildPlan
+    from optpipe.build.plan import BuildPlan
     from optpipe.build.records import ModelBuild
     from optpipe.core.card import ModelCard
     from optpipe.core.metrics.sampled import SampleScore

@@ -6,9 +6,7 @@ from math import inf
 from pathlib import Path
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import (
-    BuildPlan,
-)
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo

@@ -6,10 +6,8 @@ from math import inf
 
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import list_precisions
-from optpipe.build.build import (
-    BuildPlan,
-    add_calibration,
-)
+from optpipe.build.given_data import add_calibration
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError

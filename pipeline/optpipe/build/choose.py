@@ -8,13 +8,10 @@ from secrets import randbits
 from typing import TYPE_CHECKING
 
 from optpipe.build.budget import choose_budget, judge_builds, require_judgeable
-from optpipe.build.build import (
-    BuildPlan,
-    build_model,
-    require_artifacts,
-    require_sound_plan,
-)
+from optpipe.build.build import build_model, require_artifacts
 from optpipe.build.candidates import BuildOrder, add_static_batches, order_builds, plan_candidates
+from optpipe.build.combinations import require_sound_plan
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
 from optpipe.build.slowdowns import explain_hopeless, measure_slowdowns, rule_out_backend
 from optpipe.build.standings import list_candidates

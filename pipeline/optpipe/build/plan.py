@@ -1,20 +1,52 @@
 """The plan of a build from what a user asks for: which backends suit, and what is refused before anything is built."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.base import Backend
 from optpipe.backends.registry import backends_from_text, require_known_options
-from optpipe.build.build import BuildPlan
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, MissingError, require_existing
-from optpipe.core.precision import Precision, budget_from_text, precisions_from_text
+from optpipe.core.precision import Budget, Precision, budget_from_text, precisions_from_text
 from optpipe.core.quantity import Dimension, read_quantity, share_from_text
 from optpipe.core.wording import Argument
 from optpipe.quantize.recovery.recover import steps_from_text
 from optpipe.workspace.environment import list_gpus
 
 AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    precisions: tuple[Precision, ...]
+    backends: tuple[Backend, ...]
+    named: bool
+    """Whether the backends were named one by one: a missing one is then an error, not a skip."""
+    automatic: bool = False
+    """Whether optpipe chose the backends: one without kernels for a precision is then built in FP32, with a warning."""
+    device: Device | None = None
+    images: Path | None = None
+    calibration: Path | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    budget: Budget | None = None
+    """The highest cost of FP16, INT8 and FP8; layers that cost more stay out of them."""
+    truncate: bool = False
+    """Whether calibration texts longer than the model's input are cut."""
+    minimum_snr_db: float | None = None
+    """The minimum SNR of each output; None for the default of its precision."""
+    required_share: float | None = None
+    """The minimum share of a build's MACs in its precision; None if the build only states it."""
+    recover: tuple[str, ...] = ()
+    """The steps of `--recover`, which win accuracy back in INT8."""
+    steps: str | None = None
+    """`--steps`; None without a trajectory."""
+    given: Precision | None = None
+    """The precision that a model comes in, if a backend builds that only as it is given."""
+    gpu_lock: Path | None = None
+    """Given if the builds are measured against each other afterward: compilers in other processes hold its lock while they time
+    kernels, and builds go on side by side."""
 
 
 def require_device(device: Device | None) -> Device | None:

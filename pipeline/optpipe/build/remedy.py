@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
 from optpipe.build.choose import SHORT_LOAD
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import OptpipeError

@@ -15,7 +15,7 @@ from optpipe.core.precision import Precision
 from optpipe.core.wording import Argument
 
 if TYPE_CHECKING:
-    from optpipe.build.build import BuildPlan
+    from optpipe.build.plan import BuildPlan
     from optpipe.models.export.exported import Model
     from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store

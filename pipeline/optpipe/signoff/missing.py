@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import (

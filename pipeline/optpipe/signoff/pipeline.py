@@ -7,7 +7,8 @@ from pathlib import Path
 from time import monotonic
 
 from optpipe import __version__
-from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.build import build_model, require_artifacts
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, require_existing
 from optpipe.core.events import Listener

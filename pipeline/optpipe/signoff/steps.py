@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.build.build import BuildPlan
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import (

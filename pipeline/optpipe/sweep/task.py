@@ -10,7 +10,8 @@ from pathlib import Path
 from subprocess import PIPE
 
 from optpipe.backends.registry import backends_from_text, parse_options
-from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.build import build_model, require_artifacts
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import weights_from_text
 from optpipe.core.errors import (

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
-from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.build import build_model, require_artifacts
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo, Device, ModelInfo

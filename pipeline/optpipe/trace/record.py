@@ -379,7 +379,8 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
-    from optpipe.build.build import BuildPlan, build_model
+    from optpipe.build.build import build_model
+    from optpipe.build.plan import BuildPlan
 
     exported = find_model_by_id(job.model, Store(job.workspace))
     model = (

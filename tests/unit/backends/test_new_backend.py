@@ -15,8 +15,9 @@ from tests.fakes.graphs import onnx_model
 
 import optpipe
 from optpipe.backends.registry import BACKENDS, backends_from_text, resolve_effective_options
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
 from optpipe.build.doctor import diagnose_machine
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError

@@ -26,7 +26,8 @@ from optpipe.backends.registry import backends_from_text
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_products import layers_from_program
 from optpipe.backends.torch_program import export_rewritten
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import Gpu, SampleSetSummary
 from optpipe.core.errors import MissingError

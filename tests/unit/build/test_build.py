@@ -16,9 +16,10 @@ from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.torch_eager import TorchEager
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
 from optpipe.build.candidates import order_builds
 from optpipe.build.choose import choose_build
+from optpipe.build.plan import BuildPlan
 from optpipe.build.verify import Trajectory, fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text

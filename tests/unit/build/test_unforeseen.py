@@ -7,7 +7,9 @@ from tests.fakes.extensions.optpipe_toy import Toy
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan, build_model, require_sound_plan
+from optpipe.build.build import build_model
+from optpipe.build.combinations import require_sound_plan
+from optpipe.build.plan import BuildPlan
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import ExitStatus, StageError
 from optpipe.core.events import SilentListener

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.onnxruntime import OnnxRuntime
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError

@@ -8,7 +8,8 @@ from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.rewrites import RewriteGuard
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
+from optpipe.build.plan import BuildPlan
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener

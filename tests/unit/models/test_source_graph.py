@@ -8,7 +8,8 @@ from tests.fakes.bare import measure_snr, run_bare
 from tests.fakes.graphs import node_of, onnx_model, value_of
 
 from optpipe.backends.onnxruntime import OnnxRuntime
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import build_model
+from optpipe.build.plan import BuildPlan
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.entries import put
 
-from optpipe.build.build import BuildPlan
+from optpipe.build.plan import BuildPlan
 from optpipe.build.records import ModelBuild
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import Environment, ModelInfo, WeightsRecord

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "Bench": "api.bench",
     "Build": "api.build",
-    "Builds": "api.build",
+    "Builds": "api.builds",
     "Data": "api.data",
     "Dossier": "api.verdict",
     "Listener": "core.events",

@@ -1,6 +1,6 @@
 from optpipe.api.bench import Bench as Bench
 from optpipe.api.build import Build as Build
-from optpipe.api.build import Builds as Builds
+from optpipe.api.builds import Builds as Builds
 from optpipe.api.data import Data as Data
 from optpipe.api.history import History as History
 from optpipe.api.history import history as history

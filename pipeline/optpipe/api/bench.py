@@ -24,7 +24,8 @@ from optpipe.core.plan import list_fields
 if TYPE_CHECKING:
     import altair as alt
 
-    from optpipe.api.build import Build, Builds
+    from optpipe.api.build import Build
+    from optpipe.api.builds import Builds
     from optpipe.api.workspace import Workspace
     from optpipe.measure.pair import BenchRecord
 

@@ -14,7 +14,8 @@ from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
 
 if TYPE_CHECKING:
-    from optpipe.api.build import Build, Builds
+    from optpipe.api.build import Build
+    from optpipe.api.builds import Builds
     from optpipe.api.workspace import Workspace
     from optpipe.core.metrics.sampled import SampleScore
     from optpipe.evaluate.result import Evaluation as EvaluationRecord

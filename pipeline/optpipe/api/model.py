@@ -15,7 +15,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.values import describe_elements
 
 if TYPE_CHECKING:
-    from optpipe.api.build import Builds
+    from optpipe.api.builds import Builds
     from optpipe.models.export.exported import Model as SourceModel
 
 Batch = Annotated[
@@ -166,7 +166,7 @@ class Model:
         >>> builds["fp32"](torch.zeros(3, 8)).shape
         torch.Size([3, 4])
         """
-        from optpipe.api.build import build_model_from_library
+        from optpipe.api.building import build_model_from_library
 
         return build_model_from_library(
             self,

@@ -15,7 +15,7 @@ from optpipe.core.wording import DEFAULT_WORKSPACE
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
-    from optpipe.api.build import Builds
+    from optpipe.api.builds import Builds
 
 
 class Workspace:
@@ -72,7 +72,7 @@ class Workspace:
 
         Raises BadInputError if there is none.
         """
-        from optpipe.api.build import builds_from_store
+        from optpipe.api.builds import builds_from_store
 
         with self.call("Workspace.builds", model=model):
             return builds_from_store(self, model, precision, backend, device)

@@ -52,7 +52,7 @@ from optpipe.measure.race import race_builds
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.preprocess.throughput import ROUNDS as DALI_ROUNDS
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe

@@ -45,7 +45,7 @@ from optpipe.measure.measure import write_measurements
 from optpipe.measure.pair import comparison_from_measurements, draw_names
 from optpipe.measure.turns import TurnsRecord, summarize_round
 from optpipe.measure.validity import LIMITS
-from optpipe.models.artifacts.lookup import hash_model
+from optpipe.models.artifacts.engine_files import hash_model
 from optpipe.preprocess.proof import proof_from_rows, rows_from_outputs
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import finish_dossier, read_dossier

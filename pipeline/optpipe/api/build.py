@@ -131,7 +131,7 @@ class Build:
     @property
     def size(self) -> int:
         """Bytes of its files."""
-        from optpipe.models.artifacts.lookup import measure_engine
+        from optpipe.models.artifacts.engine_files import measure_engine
 
         return measure_engine(self._stored.entry)
 
@@ -142,7 +142,7 @@ class Build:
 
     @property
     def sha256(self) -> str:
-        from optpipe.models.artifacts.lookup import hash_engine
+        from optpipe.models.artifacts.engine_files import hash_engine
 
         return hash_engine(self._stored.entry)
 
@@ -192,7 +192,7 @@ class Build:
 
     def require_present(self) -> None:
         """Raises StageError if its files were removed from the workspace."""
-        from optpipe.models.artifacts.lookup import list_engine_files
+        from optpipe.models.artifacts.engine_files import list_engine_files
         from optpipe.workspace.entry import MANIFEST
 
         entry = self._stored.entry

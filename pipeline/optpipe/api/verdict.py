@@ -324,7 +324,7 @@ def _require_scores(policy: Policy, own: "Sequence[SampleScore | Metric]") -> No
 
 def _choose_model_text(build: "Build", policy: Policy, store: "Store") -> str:
     """The MODEL of the request: the build's name, or another that the policy gives it."""
-    from optpipe.models.artifacts.lookup import find_builds
+    from optpipe.models.artifacts.builds_by_name import find_builds
 
     asked = policy.parsed().model
     if asked is not None and build.id in {each.id for each in find_builds(asked, store)}:

@@ -29,7 +29,7 @@ from optpipe.models.artifacts.decisions import (
     Omission,
     Standing,
 )
-from optpipe.models.artifacts.lookup import hash_engine, measure_engine
+from optpipe.models.artifacts.engine_files import hash_engine, measure_engine
 from optpipe.report.document import (
     Cell,
     Column,

@@ -9,7 +9,7 @@ from optpipe.build.verify import Trajectory, verify_session
 from optpipe.core import pl
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.events import Listener
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.stored_card import read_stored_card
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_errors

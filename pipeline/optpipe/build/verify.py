@@ -21,7 +21,7 @@ from optpipe.core.tables import require_columns
 from optpipe.core.verdict import Blocker, Observation
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks.detection import Detection
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.models.export.exported import Reference
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE

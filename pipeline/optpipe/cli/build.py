@@ -514,7 +514,7 @@ def _profile_model(
     against: Path | None,
     output: Path | None,
 ) -> Outcome:
-    from optpipe.models.artifacts.lookup import require_card_lengths
+    from optpipe.models.artifacts.profile_sizes import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.image_set import find_images
     from optpipe.models.stored_card import read_stored_card

@@ -115,7 +115,7 @@ def model_from_options(
     On the `terminal` an ID warns of a source that has changed since; without it, the command needs the source itself.
     """
     from optpipe.core.card import batch_range_from_text, shapes_from_text
-    from optpipe.models.artifacts.lookup import explain_changed_model
+    from optpipe.models.artifacts.changed_source import explain_changed_model
     from optpipe.models.artifacts.named import model_from_text
 
     shapes = dict(map(shapes_from_text, given.shape))

@@ -183,7 +183,8 @@ def _tell_how_to_resume(terminal: "Terminal") -> None:
 
 def _find_named(model: str, store: "Store") -> tuple[str, str | None, str | None]:
     """The name of MODEL; if it is an ID, also the build of that ID, if it is a build's, and the stored model's ID."""
-    from optpipe.models.artifacts.lookup import find_builds, require_id
+    from optpipe.models.artifacts.builds_by_name import find_builds
+    from optpipe.models.artifacts.missing_builds import require_id
     from optpipe.models.artifacts.named import find_builds_by_id, find_model_by_id
 
     exported = find_model_by_id(model, store)
@@ -200,7 +201,8 @@ def _write_policy_template(
 ) -> Outcome:
     """The template limits the accuracy, or the outputs if the newest build of `model` has no labels."""
 
-    from optpipe.models.artifacts.lookup import find_artifacts, find_builds
+    from optpipe.models.artifacts.builds_by_name import find_builds
+    from optpipe.models.artifacts.lookup import find_artifacts
     from optpipe.signoff.policy import POLICY_SCHEMA, read_policy_template
     from optpipe.workspace.places import require_writable_file
 
@@ -443,7 +445,7 @@ def approve(
 
     With --by, --role, and --sign it also writes a signed approval of the dossier's hash, which `optpipe verify` shows.
     """
-    from optpipe.models.artifacts.lookup import find_content_id
+    from optpipe.models.artifacts.builds_by_name import find_content_id
     from optpipe.signoff.verify import require_pass, verify_dossier
     from optpipe.workspace.seal import approve_folder, require_key, store_baseline
 

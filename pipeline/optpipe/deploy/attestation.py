@@ -21,7 +21,7 @@ from optpipe.core.files import MAX_DOCUMENT_BYTES, hash_value, require_regular_f
 from optpipe.core.wording import Call
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.signed_build import find_signed_entry
-from optpipe.models.artifacts.lookup import list_engine_files
+from optpipe.models.artifacts.engine_files import list_engine_files
 from optpipe.signoff.bill import BILL, make_bill
 from optpipe.signoff.verify import VerifiedDossier, verify_dossier
 from optpipe.workspace.files import list_files, write_bytes

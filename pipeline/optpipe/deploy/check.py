@@ -26,7 +26,7 @@ from optpipe.deploy.triton_config import (
     find_tensor_differences,
     read_config,
 )
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.entry import entry_from_files
 from optpipe.workspace.environment import describe_environment

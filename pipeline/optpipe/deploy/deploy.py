@@ -16,7 +16,7 @@ from optpipe.deploy.server import ServerProgram, find_server
 from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
 from optpipe.deploy.triton_config import require_tritonclient
 from optpipe.deploy.tune import tune_deployment
-from optpipe.models.artifacts.lookup import explain_changed_source
+from optpipe.models.artifacts.changed_source import explain_changed_source
 from optpipe.workspace.files import delete_tree
 from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.store import Store

@@ -17,7 +17,7 @@ from optpipe.core.quantity import format_bytes
 from optpipe.core.wording import Argument
 from optpipe.deploy.records import MODELS, Choice
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 
 MANIFEST = "inference-service.yaml"
 SERVER_BYTES = 2 << 30

@@ -28,7 +28,7 @@ from optpipe.deploy.server_settings import Settings, choose_settings, format_opt
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.signed_files import write_card
 from optpipe.deploy.triton_models import write_engine, write_ensemble, write_preprocessing
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR

@@ -25,7 +25,8 @@ from optpipe.core.wording import Argument, Call, for_workspace
 from optpipe.deploy.records import DossierReference
 from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.dali_pipeline import PreprocessingInfo

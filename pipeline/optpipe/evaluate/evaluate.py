@@ -47,7 +47,8 @@ from optpipe.evaluate.tasks.bounds import measure_answers, require_bounded
 from optpipe.evaluate.tasks.callable import CallableTask
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import UserTask
-from optpipe.models.artifacts.lookup import explain_no_build, hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.missing_builds import explain_no_build
 from optpipe.models.export.exported import (
     Model,
     compute_model_id,
@@ -63,11 +64,7 @@ from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batche
 from optpipe.models.inputs.text_set import TextSet
 from optpipe.models.sources.resolve import format_source
 from optpipe.models.stored_card import read_stored_card
-from optpipe.stats.paired import (
-    FEWEST_SAMPLES,
-    TOLERATED_RELATIVE_ERROR,
-    compute_output_error,
-)
+from optpipe.stats.paired import FEWEST_SAMPLES, TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 from optpipe.workspace.entry import Entry, drop_folder, get_command_line
 from optpipe.workspace.file_names import CALIBRATION_SET, EVALUATION, ONNX, PREDICTIONS

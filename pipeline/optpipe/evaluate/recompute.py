@@ -25,7 +25,7 @@ from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.bounds import measure_answers, require_bounded
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.stats.paired import Groups
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS

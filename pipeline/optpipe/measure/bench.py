@@ -40,12 +40,9 @@ from optpipe.measure.search import (
     judge_limit,
     sweep_batch_sizes,
 )
-from optpipe.measure.validity import (
-    WRONG_OUTPUTS,
-    explain_stop,
-    find_repeated_cause,
-)
-from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
+from optpipe.measure.validity import WRONG_OUTPUTS, explain_stop, find_repeated_cause
+from optpipe.models.artifacts.lookup import StoredArtifact
+from optpipe.models.artifacts.profile_sizes import choose_batch_sizes, require_lengths
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
 from optpipe.workspace.entry import MANIFEST, Run

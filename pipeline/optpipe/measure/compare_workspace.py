@@ -16,22 +16,14 @@ from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.comparison_rows import BuildFacts
 from optpipe.measure.figures import list_artifact_measurements, measurements_from_run
-from optpipe.measure.groups import (
-    RecordedMeasurement,
-)
-from optpipe.measure.int8_notes import (
-    check_int8_accuracy,
-    find_int8_causes,
-)
+from optpipe.measure.groups import RecordedMeasurement
+from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.measure.search import Slo
-from optpipe.models.artifacts.lookup import (
-    describe_network,
-    explain_other_content,
-    find_builds,
-    find_by_id,
-    judged_build_from_entry,
-    require_one_model,
-)
+from optpipe.models.artifacts.builds_by_name import find_builds, find_by_id
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
+from optpipe.models.artifacts.lookup import require_one_model
+from optpipe.models.artifacts.missing_builds import explain_other_content
+from optpipe.models.artifacts.network_facts import describe_network
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
 from optpipe.workspace.runs import RUNS, list_runs
 from optpipe.workspace.seal import find_approved_baseline

@@ -33,7 +33,7 @@ from optpipe.core.quantity import Estimate
 from optpipe.core.records import Recomputed
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.validity import WITNESSED, ValidityEvidence, find_reasons
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval, mean_from_values
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count

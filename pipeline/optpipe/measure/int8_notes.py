@@ -10,7 +10,7 @@ from optpipe.core.settings import find_differing_settings, format_settings
 from optpipe.core.verdict import Note
 from optpipe.core.wording import Call
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.workspace.entry import Run
 
 WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))

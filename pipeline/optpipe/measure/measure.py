@@ -53,7 +53,8 @@ from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerP
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
-from optpipe.models.artifacts.lookup import StoredArtifact, hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
 from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.rows import compute_padding, fill_sequences, list_runs, read_length

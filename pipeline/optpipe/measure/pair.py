@@ -41,12 +41,9 @@ from optpipe.measure.measure import (
 )
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.search import ArtifactLimit
-from optpipe.measure.validity import (
-    WRONG_OUTPUTS,
-    explain_stop,
-    find_repeated_cause,
-)
-from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
+from optpipe.measure.validity import WRONG_OUTPUTS, explain_stop, find_repeated_cause
+from optpipe.models.artifacts.lookup import StoredArtifact
+from optpipe.models.artifacts.profile_sizes import choose_batch_sizes, require_lengths
 from optpipe.stats.ratio import (
     Change,
     Order,

@@ -19,7 +19,8 @@ from optpipe.core.wording import Call
 from optpipe.evaluate.recompute import observe_scores, read_evaluation
 from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.models.artifacts.lookup import describe_network, find_builds, find_by_id
+from optpipe.models.artifacts.builds_by_name import find_builds, find_by_id
+from optpipe.models.artifacts.network_facts import describe_network
 from optpipe.workspace.entry import (
     MANIFEST,
     Entry,

@@ -9,10 +9,10 @@ from optpipe.core.events import Listener
 from optpipe.core.plan import choices_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.wording import Argument, Call
+from optpipe.models.artifacts.changed_source import explain_changed_source
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
-    explain_changed_source,
     explain_different_weights,
     find_artifacts,
     select_runnable,

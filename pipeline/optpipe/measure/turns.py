@@ -36,7 +36,8 @@ from optpipe.measure.invariants import find_impossible_turns
 from optpipe.measure.measure import BenchPlan, TrialSubject, announce_round, prepare_subject
 from optpipe.measure.pair import FEWEST_QUERIES, read_trial_ns
 from optpipe.measure.process import WorkerPool, WorkerProcess
-from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
+from optpipe.models.artifacts.lookup import StoredArtifact
+from optpipe.models.artifacts.profile_sizes import choose_batch_sizes, require_lengths
 from optpipe.report.document import Document, Sentence, Tone, make_document
 from optpipe.stats.means import OtherSpeed, mean_from_runs
 from optpipe.stats.ratio import Order

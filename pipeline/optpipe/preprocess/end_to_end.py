@@ -29,11 +29,9 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.core.wording import Argument, Call
-from optpipe.models.artifacts.lookup import (
-    StoredArtifact,
-    choose_batch_sizes,
-    format_model_argument,
-)
+from optpipe.models.artifacts.lookup import StoredArtifact
+from optpipe.models.artifacts.model_names import format_model_argument
+from optpipe.models.artifacts.profile_sizes import choose_batch_sizes
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import read_images
 from optpipe.preprocess.dali_pipeline import (

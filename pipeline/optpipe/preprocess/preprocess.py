@@ -19,7 +19,7 @@ from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
 from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks.detection_heads import lacks_image_axis
-from optpipe.models.artifacts.lookup import hash_model
+from optpipe.models.artifacts.engine_files import hash_model
 from optpipe.models.export.exported import (
     Model,
     export_model,

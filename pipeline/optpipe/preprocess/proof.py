@@ -28,7 +28,7 @@ from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.bounds import measure_answers, require_bounded
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection_heads import lacks_image_axis
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess.dali_pipeline import DaliPlan

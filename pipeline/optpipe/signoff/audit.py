@@ -7,28 +7,18 @@ from random import Random
 
 from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core.bench_defaults import MAX_CV
-from optpipe.core.errors import (
-    BadInputError,
-    MissingError,
-)
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.quantity import Dimension, format_quantity, share_to_text
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.core.wording import Argument
 from optpipe.measure.groups import find_environment_differences
-from optpipe.models.artifacts.lookup import (
-    hash_engine,
-    judged_build_from_entry,
-)
-from optpipe.models.export.exported import (
-    Model,
-)
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
+from optpipe.models.export.exported import Model
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import evidence_from_runs
-from optpipe.signoff.collect import (
-    SignoffRequest,
-    find_judged_artifact,
-)
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_criteria
 from optpipe.signoff.loosened import find_loosest_limits

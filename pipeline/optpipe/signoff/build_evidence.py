@@ -63,7 +63,7 @@ from optpipe.measure.groups import (
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.turns import RecordedTurns, turns_from_runs
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.preprocess.proof import identify_images, is_proof_run, observe_preprocessing
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (

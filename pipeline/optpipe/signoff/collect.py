@@ -30,15 +30,13 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.turns import TurnsRecord
+from optpipe.models.artifacts.builds_by_name import find_builds
 from optpipe.models.artifacts.decisions import find_decision
-from optpipe.models.artifacts.lookup import (
-    describe_network,
-    find_builds,
-    hash_engine,
-    judged_build_from_entry,
-    make_unbuilt_error,
-    require_one_model,
-)
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
+from optpipe.models.artifacts.lookup import require_one_model
+from optpipe.models.artifacts.missing_builds import make_unbuilt_error
+from optpipe.models.artifacts.network_facts import describe_network
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
 from optpipe.signoff.dossier import RUN_SUFFIXES, DossierRequest, hash_verifier, split_runs

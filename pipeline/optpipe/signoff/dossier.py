@@ -32,7 +32,8 @@ from optpipe.core.files import Files, hash_file
 from optpipe.core.records import read_versioned
 from optpipe.core.verdict import PreviousSignoff
 from optpipe.core.wording import Argument
-from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine, judged_build_from_entry
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.judged_build import JudgedBuild, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.workspace.entry import (

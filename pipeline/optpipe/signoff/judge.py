@@ -48,7 +48,7 @@ from optpipe.measure.groups import (
 )
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import (
     BuildEvidence,
@@ -62,12 +62,7 @@ from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
 from optpipe.signoff.evidence import APPROVE, find_kind_of_look, observe
 from optpipe.signoff.loosened import list_loosened
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy
-from optpipe.stats.means import (
-    Look,
-    OtherSpeed,
-    compute_t_quantile,
-    reject_by_holm,
-)
+from optpipe.stats.means import Look, OtherSpeed, compute_t_quantile, reject_by_holm
 from optpipe.workspace.entry import MANIFEST, Entry, require_unchanged
 from optpipe.workspace.file_names import BUILDS
 

@@ -8,23 +8,14 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo, ModelInfo
-from optpipe.core.errors import (
-    BadInputError,
-    OptpipeError,
-)
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.metrics.sections import Evidence
 from optpipe.core.verdict import Blocker
 from optpipe.core.wording import Call
 from optpipe.measure.groups import ProcessGroup
-from optpipe.models.artifacts.lookup import (
-    judged_build_from_entry,
-)
-from optpipe.models.export.exported import (
-    Model,
-    explain_other_export,
-    find_stored_model,
-)
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
+from optpipe.models.export.exported import Model, explain_other_export, find_stored_model
 from optpipe.signoff.build_evidence import evidence_from_runs, is_of_other_file, select_groups
 from optpipe.signoff.collect import (
     SignoffRequest,

@@ -4,22 +4,14 @@ from itertools import chain, count
 from pathlib import Path
 
 from optpipe.backends.registry import BACKENDS, find_missing_release
-from optpipe.core.errors import (
-    OptpipeError,
-)
+from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.core.wording import Call
-from optpipe.models.artifacts.lookup import (
-    explain_changed_source,
-)
-from optpipe.signoff.collect import (
-    SignoffRequest,
-    collect_evidence,
-    require_valid_request,
-)
+from optpipe.models.artifacts.changed_source import explain_changed_source
+from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened

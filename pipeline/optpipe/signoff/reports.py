@@ -37,7 +37,7 @@ from optpipe.measure.document import (
 )
 from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
-from optpipe.models.artifacts.lookup import judged_build_from_entry
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.report.document import (
     PAGE_ONLY,

@@ -9,7 +9,7 @@ from typing import Any
 from optpipe import __version__
 from optpipe.core.entries import VerificationInfo
 from optpipe.core.files import hash_file, hash_value
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.signoff.collect import (
     SignoffRequest,
     find_baseline,

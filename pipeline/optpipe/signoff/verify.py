@@ -17,13 +17,7 @@ from typing import Any
 from optpipe import __version__
 from optpipe.build.verify import find_impossible_errors, recompute_outputs
 from optpipe.core.entries import ArtifactInfo, ModelInfo, RecoveredInfo, VerificationInfo
-from optpipe.core.errors import (
-    BadInputError,
-    ExitStatus,
-    GateError,
-    escape,
-    first_line,
-)
+from optpipe.core.errors import BadInputError, ExitStatus, GateError, escape, first_line
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
 from optpipe.core.metrics.sections import MORE_METRICS, PEAK_MEMORY
@@ -44,17 +38,11 @@ from optpipe.evaluate.samples import count_copies, find_foreign_samples
 from optpipe.evaluate.tasks.bounds import Asked, measure_answers, require_bounded
 from optpipe.measure.invariants import find_impossible, find_impossible_turns
 from optpipe.measure.turns import SIDES, TurnsRecord
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.preprocess.proof import find_impossible_images, read_rows
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.copies import find_copies
-from optpipe.signoff.dossier import (
-    BUILD_KINDS,
-    RUN_SUFFIXES,
-    Dossier,
-    DossierRequest,
-    read_dossier,
-)
+from optpipe.signoff.dossier import BUILD_KINDS, RUN_SUFFIXES, Dossier, DossierRequest, read_dossier
 from optpipe.signoff.evidence import DOCUMENTS, JUDGED_RUNS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened

@@ -38,13 +38,8 @@ from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import group_processes, summarize_group
 from optpipe.measure.measure import BenchPlan
-from optpipe.models.artifacts.lookup import (
-    StoredArtifact,
-    choose_batch_sizes,
-    find_artifacts,
-    require_lengths,
-    select_runnable,
-)
+from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, select_runnable
+from optpipe.models.artifacts.profile_sizes import choose_batch_sizes, require_lengths
 from optpipe.models.export.exported import Model
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.models.sources.resolve import CardSource, source_from_text

@@ -21,12 +21,9 @@ from optpipe.core.precision import Precision
 from optpipe.core.records import group_pairs, json_from_record, read_record
 from optpipe.core.wording import Argument, Call
 from optpipe.measure.targets import find_targets
-from optpipe.models.artifacts.lookup import (
-    StoredArtifact,
-    find_artifacts,
-    hash_engine,
-    require_lengths,
-)
+from optpipe.models.artifacts.engine_files import hash_engine
+from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
+from optpipe.models.artifacts.profile_sizes import require_lengths
 from optpipe.models.export.exported import Model
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import read_length

@@ -18,7 +18,7 @@ from optpipe.core.parquet import measure_parquet
 from optpipe.core.records import Recomputed, record_from_files, record_from_plain
 from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.core.wording import Call
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
 from optpipe.trace.analysis import (
     WHOLE,

@@ -27,7 +27,7 @@ from optpipe.deploy.signed_build import (
     find_signed_entry,
     open_signed_build,
 )
-from optpipe.models.artifacts.lookup import judged_build_from_entry
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, PreprocessingInfo
 from optpipe.signoff.verify import verify_dossier
 from optpipe.sweep.ledger import merge_workspaces

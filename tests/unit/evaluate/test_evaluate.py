@@ -40,7 +40,7 @@ from optpipe.evaluate.tasks.masks import encode_mask
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
-from optpipe.models.artifacts.lookup import judged_build_from_entry
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.task_data import find_label_indices

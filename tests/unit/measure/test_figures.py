@@ -15,16 +15,11 @@ from optpipe.core.measurement import Measurement, Subject, Validity
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
-from optpipe.measure.figures import (
-    GROUPS,
-    PARTS,
-    SampledWindow,
-    judge_measurement,
-)
+from optpipe.measure.figures import GROUPS, PARTS, SampledWindow, judge_measurement
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
 from optpipe.measure.process import MachineSampler, read_busy_ticks
 from optpipe.measure.validity import ValidityEvidence
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion
 

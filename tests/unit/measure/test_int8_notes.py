@@ -11,7 +11,7 @@ from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.measure.int8_notes import check_int8_accuracy, check_int8_speed, find_int8_causes
-from optpipe.models.artifacts.lookup import judged_build_from_entry
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.files import write_bytes
 

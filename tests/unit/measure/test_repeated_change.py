@@ -16,7 +16,7 @@ from tests.unit.measure.test_left_out import make_try
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension
 from optpipe.measure.groups import FigureRatio, ProcessGroup, compare_groups
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import judge_criteria

@@ -11,6 +11,7 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import PlacedNode, Placement
 from optpipe.core.records import plain_from_record
+from optpipe.models.artifacts.engine_files import hash_engine, measure_engine
 from optpipe.models.artifacts.housekeeping import (
     EntryDetails,
     EntrySummary,
@@ -25,7 +26,6 @@ from optpipe.models.artifacts.housekeeping import (
     list_stored,
     remove_stored,
 )
-from optpipe.models.artifacts.lookup import hash_engine, measure_engine
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import FileHash
 from optpipe.workspace.runs import begin_run, finish_run

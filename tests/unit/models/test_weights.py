@@ -12,7 +12,7 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.models.artifacts.lookup import find_stored_source
+from optpipe.models.artifacts.model_names import find_stored_source
 from optpipe.models.export.exported import Model, export_model
 from optpipe.models.sources.modules import (
     draw_neutral_layers,

@@ -22,7 +22,7 @@ from optpipe.deploy.recheck import judge_recheck
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.race import race_builds
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.preprocess.throughput import ThroughputRecord, compute_speedup
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe

@@ -17,7 +17,7 @@ from optpipe.core.quantity import Dimension
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Blocker, CriterionResult, Observation, Verdict
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.signoff.audit import judge_audit
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.collect import SignoffRequest, collect_evidence

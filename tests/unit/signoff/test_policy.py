@@ -11,7 +11,7 @@ import pytest
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
 from optpipe.core.verdict import Blocker, Observation
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import POLICY_SCHEMA, Criterion, policy_from_toml, read_policy_template

@@ -19,7 +19,8 @@ from optpipe.core.metrics.measured import ENERGY_SECONDS
 from optpipe.core.records import json_from_record
 from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.pair import BenchRecord
-from optpipe.models.artifacts.lookup import hash_engine, hash_model, judged_build_from_entry
+from optpipe.models.artifacts.engine_files import hash_engine, hash_model
+from optpipe.models.artifacts.judged_build import judged_build_from_entry
 from optpipe.models.sources.modules import NoWeightsError
 from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff import audit, missing, pipeline, steps

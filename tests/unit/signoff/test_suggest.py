@@ -11,7 +11,7 @@ from optpipe.core.load import Mode, Scenario
 from optpipe.core.measurement import Reason
 from optpipe.core.metrics.sections import SECTIONS
 from optpipe.core.verdict import Verdict
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.signoff.build_evidence import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.signoff.policy import LoadFilter
 

@@ -18,7 +18,7 @@ from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker
 from optpipe.measure.figures import SampledWindow
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
-from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.preprocess.throughput import compute_rate_interval
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe

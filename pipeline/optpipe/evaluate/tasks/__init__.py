@@ -17,7 +17,7 @@ from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.evaluate.tasks.values import MultiLabel, Regression
-from optpipe.models.artifacts.lookup import format_model_argument
+from optpipe.models.artifacts.model_names import format_model_argument
 from optpipe.models.export.exported import Model, read_card
 from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.models.inputs.task_data import OF_TEXTS

@@ -10,13 +10,12 @@ from optpipe.core.card import Shape
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.wording import Argument, Call
-from optpipe.models.artifacts.lookup import (
-    can_be_id,
+from optpipe.models.artifacts.changed_source import has_changed_source
+from optpipe.models.artifacts.missing_builds import can_be_id, require_id
+from optpipe.models.artifacts.model_names import (
     find_stored_place,
     find_stored_source,
     format_model_argument,
-    has_changed_source,
-    require_id,
 )
 from optpipe.models.export.exported import Model
 from optpipe.models.sources.modules import LoadedModel, Source

@@ -17,11 +17,9 @@ from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
-from optpipe.models.artifacts.lookup import (
-    explain_changed_source,
-    find_artifacts,
-    find_stored_source,
-)
+from optpipe.models.artifacts.changed_source import explain_changed_source
+from optpipe.models.artifacts.lookup import find_artifacts
+from optpipe.models.artifacts.model_names import find_stored_source
 from optpipe.models.artifacts.named import model_from_text
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact

@@ -7,16 +7,11 @@ from typing import Any
 from optpipe.backends.base import Backend, Device, Session, merge_options
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
-from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX, TorchTensorRT
+from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
 from optpipe.backends.torch_eager import TorchEager
+from optpipe.backends.torch_tensorrt import TorchTensorRT
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import (
-    BadInputError,
-    MissingError,
-    OptpipeError,
-    StageError,
-    first_line,
-)
+from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.plan import choices_from_text
 from optpipe.core.plugins import FAILURES, Registry, load_plugins

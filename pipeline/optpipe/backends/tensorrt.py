@@ -1,4 +1,4 @@
-"""TensorRT 11 and 10, and TensorRT-RTX, which share their Python API; and Torch-TensorRT, which makes TensorRT engines.
+"""TensorRT 11 and 10, and TensorRT-RTX, which share their Python API.
 
 The network is strongly typed: each tensor keeps its type in the ONNX graph, so the types of the layers' inputs are the
 precision. TensorRT-RTX builds ahead of time on a machine without a GPU.
@@ -7,8 +7,7 @@ Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working
 
 import importlib
 import importlib.util
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +24,8 @@ from optpipe.backends.base import (
     Run,
     Serving,
     Session,
-    merge_options,
 )
 from optpipe.backends.onnx_graph import load_onnx
-from optpipe.backends.onnx_layers import count_graph_macs, describe_graph_weights, infer_graph_types
 from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import mark_as_written
 from optpipe.backends.plain_session import mark_source
@@ -47,22 +44,21 @@ from optpipe.backends.tensorrt_engine import (
     require_supported,
     write_timing_cache,
 )
+from optpipe.backends.tensorrt_layers import layers_from_network
 from optpipe.backends.tensorrt_plugins import (
     copy_plugins,
     describe_plugins,
     list_plugins,
     load_plugins,
 )
+from optpipe.backends.tensorrt_refusals import list_parser_reasons
 from optpipe.backends.torch_backend import CUDA_GRAPH
-from optpipe.backends.torch_products import layers_from_program
-from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program
 from optpipe.core import onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.files import hash_file
-from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
-from optpipe.core.wording import Argument
+from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.files import write_bytes
@@ -151,7 +147,8 @@ class TensorRT(Backend):
 
     def build(self, request: BuildRequest) -> BuildResult:
         trt, options = self._library(), self._read_options(request.options)
-        sparsity = find_sparsity(load_onnx(request.graph))
+        model = load_onnx(request.graph)
+        sparsity = find_sparsity(model)
         if options["sparse_weights"] and not sparsity.sparse:
             raise BadInputError(
                 "option sparse_weights=true: no convolution or matrix product has 2:4 sparse weights\n"
@@ -161,15 +158,8 @@ class TensorRT(Backend):
         builder = trt.Builder(logger)
         load_plugins(builder.get_plugin_registry(), list_plugins(options), self.library, logger)
         network = create_network(trt, builder)  # builder and network must outlive the parser
-        parser = trt.OnnxParser(network, logger)
-        if not parser.parse_from_file(str(request.graph)):
-            errors = [parser.get_error(index) for index in range(parser.num_errors)]
-            reasons = _list_reasons(
-                (each.node_operator(), each.node_name(), each.desc()) for each in errors
-            )
-            raise StageError(
-                f"{self.name} does not support {request.card.name}: {'; '.join(reasons)}"
-            )
+        self._parse(trt.OnnxParser(network, logger), request)
+
         config = create_config(trt, builder, request, options)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
@@ -177,35 +167,42 @@ class TensorRT(Backend):
                 f"{self.name} failed to build an engine: {logger.first_error or 'no reason given'}"
             )
         (request.directory / ENGINE_FILE).write_bytes(plan)
-        engine = trt.Runtime(logger).deserialize_cuda_engine(plan) if list_gpus() else None
-        kernels = None
-        if engine is not None:
-            inspected = engine.create_engine_inspector().get_engine_information(
-                trt.LayerInformationFormat.JSON
-            )
-            write_bytes(request.directory / INSPECTOR_FILE, inspected.encode())
-            kernels = len(list_sparse_kernels(inspected))
+
+        kernels = _inspect_engine(trt, logger, plan, request.directory)
         remarks = [_describe_sparsity(sparsity, options, kernels)]
         if options["timing_cache"]:
             remarks.append(write_timing_cache(config, Path(options["timing_cache"])))
-        gpu = self._tuned_for() if options["hardware_compatibility"] == "none" else None
-        layers = layers_from_network(trt, network, request)
+        return BuildResult(
+            layers_from_network(trt, network, model, request),
+            ENGINE_FILE,
+            details=self._describe_build(request, options),
+            remarks=tuple(filter(None, remarks)),
+            more_files=copy_plugins(options, request.directory),
+        )
+
+    def _parse(self, parser: Any, request: BuildRequest) -> None:
+        """Raises StageError with the operators that the parser refuses."""
+        if parser.parse_from_file(str(request.graph)):
+            return
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        reasons = list_parser_reasons(
+            (each.node_operator(), each.node_name(), each.desc()) for each in errors
+        )
+        raise StageError(f"{self.name} does not support {request.card.name}: {'; '.join(reasons)}")
+
+    def _describe_build(self, request: BuildRequest, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What decides where the engine runs, and what it needs besides its file."""
         built_with = {**options, "plugins": describe_plugins(options)}
         if not options["plugins"]:
             built_with.pop("plugins")
+        gpu = self._tuned_for() if options["hardware_compatibility"] == "none" else None
         details: dict[str, Any] = {"gpu": gpu, "builder": built_with}
         if options["strip_plan"]:
             details["weights"] = {
                 "graph": request.graph.parent.name,
                 "sha256": hash_file(request.graph),
             }
-        return BuildResult(
-            layers,
-            ENGINE_FILE,
-            details=details,
-            remarks=tuple(filter(None, remarks)),
-            more_files=copy_plugins(options, request.directory),
-        )
+        return details
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         why_not = self.probe_capability(info.device).why_not
@@ -347,6 +344,20 @@ def _find_stripped_weights(directory: Path, info: ArtifactInfo) -> Path | None:
     return graph
 
 
+def _inspect_engine(trt: Any, logger: Any, plan: Any, directory: Path) -> int | None:
+    """Writes what the engine inspector says; the number of sparse kernels, or None without a GPU, which it needs."""
+    if not list_gpus():
+        return None
+    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+    if engine is None:
+        return None
+    inspected = engine.create_engine_inspector().get_engine_information(
+        trt.LayerInformationFormat.JSON
+    )
+    write_bytes(directory / INSPECTOR_FILE, inspected.encode())
+    return len(list_sparse_kernels(inspected))
+
+
 def _describe_sparsity(sparsity: Sparsity, options: Mapping[str, Any], kernels: int | None) -> str:
     """Says how a build uses 2:4 sparse weights; empty if the model has none."""
     found = sparsity.describe()
@@ -359,213 +370,9 @@ def _describe_sparsity(sparsity: Sparsity, options: Mapping[str, Any], kernels: 
     return f"{found}; {kernels} layers have sparse kernels, by the engine inspector"
 
 
-MOST_REASONS = 5
-
-
-def _list_reasons(errors: Iterable[tuple[str, str, str]]) -> list[str]:
-    """One line for each operator and reason of the parser's errors (operator, node, reason), with its first node."""
-    nodes: dict[tuple[str, str], list[str]] = {}
-    for operator, node, reason in errors:
-        known = nodes.setdefault((operator, _explain(reason)), [])
-        if node not in known:
-            known.append(node)
-    operators: dict[str, str] = {}
-    for (operator, reason), named in nodes.items():
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        # the parser repeats an operator with the assertions of its callers
-        operators.setdefault(operator, f"{operator} ({named[0]}{more}): " + reason)
-    return [*operators.values()][:MOST_REASONS]
-
-
-def _explain(reason: str) -> str:
-    """The parser's reason; one of them is a flag of the C++ API."""
-    other = Argument("backend", "onnxruntime")
-    way = "quantize the model symmetrically, or build it with " + other
-    asymmetric = "its zero point is not 0\n" + way
-    return asymmetric if "shiftIsAllZeros" in reason else reason
-
-
 def name_server_release(package: str, version: str) -> str:
     return f"an engine of {package} {version} loads only in a Triton release with the same version: see NVIDIA's support matrix"
 
 
 TENSORRT = TensorRT()
 TENSORRT_RTX = TensorRTRTX()
-
-
-class TorchTensorRT(TensorRT):
-    """Torch-TensorRT converts an exported torch program to a TensorRT engine, which then runs as any other.
-
-    Its import needs a GPU: `torch-tensorrt-rtx` 2.14.0 (with TensorRT-RTX 1.6.1, torch 2.14.1, no driver) queries the device's
-    compute capability and the current device. With torch.cuda's queries replaced, it converts a program and TensorRT-RTX builds
-    the engine, but the converter deserializes it at once, which needs the driver. No machine of ours tests this class, unlike
-    `tensorrt` (tests/fakes/tensorrt_api/README.md). Source: Torch-TensorRT documentation, "Exporting a serialized TensorRT
-    engine" (`convert_exported_program_to_serialized_trt_engine`).
-    """
-
-    name = "torch-tensorrt"
-    purpose = "TensorRT engines directly from PyTorch"
-    packages = ("torch-tensorrt", "tensorrt-cu13", "torch")
-    needs_module = True
-
-    def describe_options(self, device: Device) -> tuple[Option, ...]:
-        workspace, *others = TENSORRT.describe_options(device)
-        return (workspace, *(each for each in others if not each.builds))
-
-    def merge_options(
-        self, given: Mapping[str, Any], device: Device
-    ) -> dict[str, bool | int | str]:
-        return Backend.merge_options(self, given, device)
-
-    def precisions(self, device: Device) -> frozenset[Precision]:
-        return TORCH_PRECISIONS
-
-    def probe_capability(self, device: Device) -> Capability:
-        version = get_package_version("torch-tensorrt")
-        if version is None or importlib.util.find_spec("torch_tensorrt") is None:
-            install = "`uv sync --no-dev --extra torch-tensorrt` in a checkout; TensorRT comes from NVIDIA's index"
-            return Capability(False, False, None, "torch-tensorrt is not installed", install)
-        if device == "cpu" or not list_gpus():
-            return Capability(False, False, version, "no NVIDIA GPU on this machine")
-        return Capability(True, True, version)
-
-    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "torch_tensorrt": get_package_version("torch-tensorrt"),
-            "torch": get_package_version("torch"),
-            "gpu": get_gpu_name(),
-            "options": merge_options(options, {"workspace_bytes": 0}, self.name),
-        }
-
-    def build(self, request: BuildRequest) -> BuildResult:
-        """Converts with explicit types, so that the engine has the program's types."""
-        import torch_tensorrt
-        from torch_tensorrt.dynamo import CONVERTERS
-
-        program = export_program(request)
-        nodes = program.run_decompositions().graph.nodes
-        targets = {node.target for node in nodes if hasattr(node.target, "overloadpacket")}
-        if unknown := sorted(map(str, targets - CONVERTERS.keys())):
-            raise StageError(
-                f"{self.name} does not support {request.card.name}: {'; '.join(unknown[:5])}"
-            )
-        inputs = [
-            torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)
-            for e in request.card.inputs
-        ]
-        plan = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine(
-            program,
-            arg_inputs=inputs,
-            use_explicit_typing=True,
-            disable_tf32=request.precision is not Precision.TF32,
-            workspace_size=merge_options(request.options, {"workspace_bytes": 0}, self.name)[
-                "workspace_bytes"
-            ],
-            require_full_compilation=True,
-        )
-        (request.directory / ENGINE_FILE).write_bytes(plan)
-        layers = layers_from_program(program, request.precision)
-        return BuildResult(layers, ENGINE_FILE, details={"gpu": get_gpu_name()})
-
-    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        return TENSORRT.find_run_blocker(info)
-
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
-        return Backend.open_marked(self, info, request, source)
-
-    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        return Serving(name_server_release(self.package, version))
-
-
-_TYPES = {
-    "FLOAT": "fp32",
-    "HALF": "fp16",
-    "BF16": "bf16",
-    "INT8": "int8",
-    "FP8": "fp8",
-    "FP4": "fp4",
-    "INT4": "int4",
-}
-_METADATA = "[ONNX Layer: "
-PRODUCT_LAYERS = (
-    "ATTENTION_INPUT",
-    "CONVOLUTION",
-    "DECONVOLUTION",
-    "EINSUM",
-    "MATRIX_MULTIPLY",
-    "MOE",
-    "PLUGIN",
-    "PLUGIN_V2",
-    "PLUGIN_V3",
-)
-_NO_ARITHMETIC = (
-    "CAST",
-    "CONCATENATION",
-    "CONSTANT",
-    "DEQUANTIZE",
-    "GATHER",
-    "IDENTITY",
-    "QUANTIZE",
-    "SHAPE",
-    "SHUFFLE",
-    "SLICE",
-)
-
-
-def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
-    """The layers of a strongly typed network with the type of their data input.
-
-    The MACs are those of the ONNX node of a layer; several products of one node, as in an LSTM, share them. The parser writes the
-    node as `[ONNX Layer: NAME | ...]` and proceeds node by node, so a layer without a name belongs to the previous layer's node.
-    A product of an unknown node is unattributed and of unknown cost: no share is proven with it.
-    """
-    model = load_onnx(request.graph)
-    known = infer_graph_types(model, request.card.inputs)
-    macs = count_graph_macs(model, known)
-    stored = describe_graph_weights(model)
-    parsed = [network.get_layer(index) for index in range(network.num_layers)]
-    owners = [""]
-    for layer in parsed:
-        metadata = str(layer.metadata or "")
-        named = metadata.startswith(_METADATA)
-        owners.append(
-            metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0]
-            if named
-            else owners[-1]
-        )
-    owned = list(zip(parsed, owners[1:], strict=True))
-    products = Counter(
-        owner for layer, owner in owned if get_enum_name(layer.type) in PRODUCT_LAYERS
-    )
-    tf32 = request.precision is Precision.TF32
-    dequantized = {
-        layer.get_output(0).name: _TYPES.get(get_enum_name(layer.get_input(0).dtype), "int8")
-        for layer in parsed
-        if layer.type == trt.LayerType.DEQUANTIZE
-    }
-    layers = []
-    for layer, owner in owned:
-        op = get_enum_name(layer.type)
-        data = layer.get_input(0)
-        if data is None or op in _NO_ARITHMETIC:
-            continue
-        theirs = get_enum_name(data.dtype)
-        kind = _TYPES.get(theirs, theirs.lower())
-        amount: int | None = 0
-        if op in PRODUCT_LAYERS:
-            kind = dequantized.get(data.name, "tf32" if kind == "fp32" and tf32 else kind)
-            amount = macs.get(owner)
-            if amount is not None:
-                amount //= products[owner]
-            elif owner not in macs or op.startswith("PLUGIN"):
-                kind = UNATTRIBUTED
-        elif kind not in _TYPES.values():
-            continue
-        form = stored.get(owner, "") if op in PRODUCT_LAYERS else ""
-        layers.append(LayerType(layer.name, op, kind, amount, form))
-    return tuple(layers)
-
-
-def get_enum_name(value: Any) -> str:
-    """`CONVOLUTION` for `LayerType.CONVOLUTION`."""
-    return str(value).rpartition(".")[2]

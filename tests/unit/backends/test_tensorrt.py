@@ -16,12 +16,9 @@ from tests.fakes.tensorrt_api.build_case import SPEC
 
 import optpipe.backends
 from optpipe.backends.base import BuildRequest
+from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.registry import BACKENDS, find_missing_release
-from optpipe.backends.tensorrt import (
-    TENSORRT_RTX,
-    _find_stripped_weights,
-    layers_from_network,
-)
+from optpipe.backends.tensorrt import TENSORRT_RTX, _find_stripped_weights
 from optpipe.backends.tensorrt_engine import (
     choose_profile,
     describe_in_key,
@@ -29,6 +26,7 @@ from optpipe.backends.tensorrt_engine import (
     options_from_given,
     write_timing_cache,
 )
+from optpipe.backends.tensorrt_layers import layers_from_network
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.files import hash_file
@@ -116,7 +114,9 @@ def test_the_products_of_a_recurrent_node_are_its_own(
     )
     assert library.OnnxParser(network, logger).parse_from_file(str(tmp_path / "model.onnx"))
     spec = InputSpec("x", "float32", (5, 1, 6), (5, 2, 6), (5, 4, 6), batch=1)
-    layers = layers_from_network(library, network, request_for(tmp_path, spec))
+    layers = layers_from_network(
+        library, network, load_onnx(tmp_path / "model.onnx"), request_for(tmp_path, spec)
+    )
     assert prove_precision(Precision.FP32, layers).proven
     products = directions * 2 * 4 * 3
     assert sum(each.macs for each in layers) == 5 * 2 * directions * gates * 4 * (6 + 4) + products
@@ -214,7 +214,7 @@ def test_what_only_tensorrt_rtx_has_exists_there(library) -> None:
 
 
 def test_an_unsupported_operator_is_one_reason() -> None:
-    from optpipe.backends.tensorrt import _list_reasons
+    from optpipe.backends.tensorrt_refusals import list_parser_reasons
 
     plugin = "Assertion failed: creator && Plugin not found"
     errors = [
@@ -224,7 +224,7 @@ def test_an_unsupported_operator_is_one_reason() -> None:
         ("Det", "a", "Assertion failed: convert(ctx, node)"),
         ("Unique", "c", plugin),
     ]
-    assert _list_reasons(errors) == [f"Det (a and 1 more): {plugin}", f"Unique (c): {plugin}"]
+    assert list_parser_reasons(errors) == [f"Det (a and 1 more): {plugin}", f"Unique (c): {plugin}"]
 
 
 # the timing cache: the library's is a set of words here

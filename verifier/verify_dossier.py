@@ -1673,6 +1673,18 @@ def estimate_ratio(parts, wholes):
     return Mean(ratio, sqrt(n / (n - 1) * squares) / sum(wholes), n - 1)
 
 
+def bound_part(parts, wholes, confidence):
+    """The interval of a ratio of sums whose windows are parts of wholes; None for fewer than three."""
+    part, whole, n = sum(parts), sum(wholes), len(parts)
+    if n < 3:
+        return None
+    if all(one * whole == part * other for one, other in zip(parts, wholes)):
+        unseen, ratio = 1 - ((1 - confidence) / 2) ** (1 / n), part / whole
+        return ratio * (1 - unseen), ratio + (1 - ratio) * unseen
+    low, high = estimate_ratio(parts, wholes).interval(confidence)
+    return max(0.0, low), min(1.0, high)
+
+
 def mean_from_runs(runs, first=None):
     """Rules 1 and 2; `first` counts the values of the first stage, which begin each run."""
     every, means, number = [*chain(*runs)], [fmean(run) for run in runs], len(runs)
@@ -3656,6 +3668,10 @@ def observe_speedup(criterion, at):  # §8.5
     ]
 
 
+def to_key(record):
+    return tuple(record.load[key] for key in LOAD)
+
+
 def read_measurement(at, run, record, builds, needed):
     """A measurement with what is judged of it; None if the dossier does not contain its samples."""
     place, subject, latency = f"{run.place}: {record.id}", record.subject, record.latency_ns
@@ -3712,7 +3728,7 @@ def read_measurement(at, run, record, builds, needed):
         median=None,
         clock=None,
         codes={*list_codes(record)} or {"no-samples"},
-        key=tuple(record.load[key] for key in LOAD),
+        key=to_key(record),
         machine=[facts[key] for key in ("gpu", "driver", "cpu")],
     )
     expected = dict.fromkeys(
@@ -4599,10 +4615,8 @@ def observe_tensor_cores(at, judged):  # §8.3
         if whole and not times:
             found.append(Seen(source=run.name))
             continue
-        used, eligible, interval = cores.used_ns_by_iteration, cores.eligible_ns_by_iteration, None
-        if len(used) >= 3:
-            low, high = estimate_ratio(used, eligible).interval(at.confidence("profile"))
-            interval = max(0.0, low), min(1.0, high)
+        used, eligible = cores.used_ns_by_iteration, cores.eligible_ns_by_iteration
+        interval = bound_part(used, eligible, at.confidence("profile"))
         found.append(
             Seen(sum(used) / sum(eligible), interval, not (whole and passed and interval), run.name)
         )
@@ -5652,11 +5666,19 @@ def count_looks(at, benched, turns):  # §9
     removed = Counter(name.partition("-")[0] for name in at.request.removed)
     looks = {kind: max(1, count + removed[kind]) for kind, count in counts.items()}
     looks["regression"] = looks["bench"] + at.request.baselines - 1
+    together = [
+        {each.subject.artifact for each in run.record.measurements if to_key(each) == key}
+        for run in at.runs
+        if run.kind == "bench" and run.name not in at.early and not run.comparison
+        for key in {to_key(each) for each in run.record.measurements}
+    ]
+    measured = max((len(each) for each in together if at.id in each), default=1)
     parts = {
         kind: look * (look + 1) * (max(2, look) if kind in OF_SAMPLES else 2) // 2
         for kind, look in looks.items()
     }
-    return parts | {"evaluate": parts["evaluate"] * max(1, len(builds))}
+    shared = {"evaluate": max(1, len(builds)), "bench": measured, "regression": measured}
+    return parts | {kind: parts[kind] * count for kind, count in shared.items()}
 
 
 OF_SAMPLES = ("evaluate", "preprocess", "outputs")

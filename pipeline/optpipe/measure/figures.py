@@ -4,6 +4,7 @@ The same code computes them when the measurement is made and when a sign-off or 
 is never trusted.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.measurement import (
+    COMPARISON_FILE,
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
@@ -34,7 +36,7 @@ from optpipe.core.records import Recomputed
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.validity import WITNESSED, ValidityEvidence, find_reasons
 from optpipe.models.artifacts.judged_build import JudgedBuild
-from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval, mean_from_values
+from optpipe.stats.means import MIN_VALUES, compute_mean_interval, compute_ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count
 from optpipe.workspace.entry import Run, require_unchanged
@@ -64,10 +66,8 @@ class SampledWindow:
 
     def estimate_mean(self, values: Sequence[float] | np.ndarray) -> Estimate:
         known = [float(each) for each in values]
-        mean = mean_from_values(known)
-        if mean is None or mean.error == 0:  # equal values do not show their scatter
-            return Estimate(sum(known) / max(len(known), 1))
-        return Estimate(mean.value, *mean.interval(self.confidence))
+        interval = compute_mean_interval(known, self.confidence)
+        return Estimate(sum(known) / max(len(known), 1), *(interval or ()))
 
     def estimate_rate(self, amounts: np.ndarray, times_ns: np.ndarray) -> Estimate:
         """All amounts over all time; its interval always contains the figure.
@@ -84,7 +84,7 @@ class SampledWindow:
         )
         value = int(amounts.sum()) / max(int(times_ns.sum()), 1) * 1e9
         interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, self.confidence)
-        if interval is None or interval[0] == interval[1]:
+        if interval is None:
             return Estimate(value)
         return Estimate(value, max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
 
@@ -318,6 +318,22 @@ def recompute_requested(stored: Measurement, files: Files) -> Measurement:
         return recompute_measurement(stored, files, highest=99.0)
     asked = [float(name[1:]) for name in (*latency.percentiles, *latency.withheld)]
     return recompute_measurement(stored, files, latency.confidence, max(asked, default=99.0))
+
+
+def count_measured_together(runs: Sequence[Run], artifact: str) -> int:
+    """The number of builds among which a bench run may have chosen `artifact`: those that it measured under one load, with this one.
+
+    A comparison in turns chooses from none: it has another build only to compare with.
+    """
+    most = 1
+    for run in runs:
+        if run.kind != "bench" or COMPARISON_FILE in run.manifest.files:
+            continue
+        of_load: defaultdict[object, set[str]] = defaultdict(set)
+        for one in read_measurements(run.files):
+            of_load[one.load.key].add(one.subject.artifact)
+        most = max([most, *(len(each) for each in of_load.values() if artifact in each)])
+    return most
 
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:

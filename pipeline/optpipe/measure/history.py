@@ -34,7 +34,7 @@ from optpipe.stats.changes import (
     count_runs_to_show,
     find_changes,
 )
-from optpipe.stats.means import mean_from_values
+from optpipe.stats.means import compute_mean_interval
 
 
 def list_history_runs(past: Past) -> list[HistoryRun]:
@@ -223,9 +223,8 @@ def _list_levels(judged: Sequence[_Found], splits: Sequence[Split]) -> list[Esti
     found = []
     for begin, end in pairwise(cuts):
         values = [each.figure.value for each in judged[begin:end]]
-        mean = mean_from_values(values)
-        middle = sum(values) / max(len(values), 1)
-        found.append(Estimate(middle) if mean is None else Estimate(middle, *mean.interval(0.95)))
+        interval = compute_mean_interval(values, 0.95)
+        found.append(Estimate(sum(values) / max(len(values), 1), *(interval or ())))
     return found
 
 

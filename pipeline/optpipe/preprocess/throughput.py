@@ -63,8 +63,6 @@ def compute_rate_interval(
     )
     if interval is None or interval[1] - interval[0] >= WIDEST * (interval[1] + interval[0]):
         return None  # windows are too unequal for an interval
-    if interval[0] == interval[1]:
-        return None  # equal windows do not show their scatter
     rate = compute_images_per_s(batch_ns, batch_size)  # between the two apart from rounding
     return min(1e9 / interval[1], rate), max(1e9 / interval[0], rate)
 

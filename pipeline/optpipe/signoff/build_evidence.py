@@ -52,7 +52,11 @@ from optpipe.evaluate.recompute import (
     identify_data,
     observe_accuracy,
 )
-from optpipe.measure.figures import has_measured_other_file, list_artifact_measurements
+from optpipe.measure.figures import (
+    count_measured_together,
+    has_measured_other_file,
+    list_artifact_measurements,
+)
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,
@@ -452,10 +456,13 @@ def count_looks(
         kind: Look(max(1, count + removed[kind]), sampled=kind in OF_SAMPLES)
         for kind, count in drawn.items()
     }
+    together = count_measured_together(runs, build.artifact)
     builds = count_evaluated_together(runs, evaluated, build)
+    regressions = looks["bench"].number + max(0, unjudged.baselines - 1)
     return looks | {
+        "bench": replace(looks["bench"], builds=together),
         "evaluate": replace(looks["evaluate"], builds=builds),
-        "regression": Look(looks["bench"].number + max(0, unjudged.baselines - 1)),
+        "regression": Look(regressions, builds=together),
     }
 
 

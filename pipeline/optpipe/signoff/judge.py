@@ -384,7 +384,8 @@ def _describe_looks(evidence: BuildEvidence) -> Iterator[str]:
         count = evidence.find_look("bench").number if kind == REGRESSION.name else look.number
         why = f"{count} {what}{'s' if count > 1 else ''}{of}"
         if look.builds > 1:
-            why += f", on which {look.builds} builds were evaluated"
+            on, done = ("on", "evaluated") if kind == "evaluate" else ("in", "measured")
+            why += f", {on} which {look.builds} builds were {done}"
         level = 100 * look.compute_confidence(evidence.policy_confidence)
         yield f"{name}, look {look.number} ({why}), at {level:.4g}%"
 

@@ -82,6 +82,15 @@ def mean_from_values(values: Sequence[float], known: Sequence[float] | None = No
     return Mean(sum(values) / len(values), sqrt(variance / len(values)), len(known) - 1)
 
 
+def compute_mean_interval(values: Sequence[float], confidence: float) -> Interval | None:
+    """The interval of the mean of independent `values`; None if they are too few, equal, or not finite.
+
+    >>> compute_mean_interval([5.0] * 40, 0.95)
+    """
+    mean = mean_from_values(values)
+    return None if mean is None or min(values) == max(values) else mean.interval(confidence)
+
+
 def predict_next_upper_bound(values: Sequence[float], confidence: float) -> float | None:
     """The value that one more of `values` exceeds with probability (1 − `confidence`) / 2; None for fewer than MIN_VALUES.
 
@@ -191,14 +200,14 @@ def compute_look_confidence(confidence: float, look: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Which of a build's tests on one kind of evidence this is, and out of how many builds it was chosen by that evidence.
+    """Which of a build's tests on one kind of evidence this is, and out of how many builds it may have been chosen by that evidence.
 
     Each test spends a part of the error. The k-th gets 1 / (k (k + 1)), which adds up to 1 over all k, so that looking until a
     verdict is decided gains nothing (spending of errors: Lan & DeMets, Biometrika 70, 1983; for tests without a planned end: Foster
     & Stine, Journal of the Royal Statistical Society B 70, 2008). Of `sampled` figures, looks after the second get 2 / (k² (k + 1)),
     0.79 over all: the far tails of Johnson's correction err twice as often as they say at the level of a tenth look (by enumeration,
-    `benchmarks/README.md`). Builds that were evaluated together share their part equally, so that the best of them gains nothing
-    either (Bonferroni; on the bias of selection: Cawley & Talbot, Journal of Machine Learning Research 11, 2010).
+    `benchmarks/README.md`). Builds that were measured or evaluated together share their part equally, so that the best of them gains
+    nothing either (Bonferroni; on the bias of selection: Cawley & Talbot, Journal of Machine Learning Research 11, 2010).
 
     >>> Look(2).compute_confidence(0.95), Look(1, builds=16).parts
     (0.9916666666666667, 32)
@@ -274,7 +283,7 @@ def compute_ratio_of_sums_interval(
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
     and longer ones have more weight. The mean of the windows' ratios is another figure and may lie outside. None for
-    fewer than MIN_VALUES windows, denominators with sum 0, or values that are not finite.
+    fewer than MIN_VALUES windows, windows of one ratio, denominators with sum 0, or values that are not finite.
     """
     count, total = len(numerators), float(np.sum(denominators))
     if count < MIN_VALUES or not (0 < total < inf and np.isfinite(numerators).all()):
@@ -283,7 +292,29 @@ def compute_ratio_of_sums_interval(
     error = (
         sqrt(count / (count - 1) * float(np.sum((numerators - ratio * denominators) ** 2))) / total
     )
-    return Mean(ratio, error, count - 1).interval(confidence)
+    low, high = Mean(ratio, error, count - 1).interval(confidence)
+    return (low, high) if low < high else None
+
+
+def compute_part_interval(
+    parts: Sequence[int], wholes: Sequence[int], confidence: float
+) -> Interval | None:
+    """`compute_ratio_of_sums_interval` of windows of which `parts` are no larger than `wholes`, inside [0, 1].
+
+    Windows of one ratio, such as 1, do not exclude others that were not drawn. n windows all miss a share s of them with probability
+    (1 - s)ⁿ, and these may have any ratio. None for fewer than MIN_VALUES windows.
+
+    >>> [round(bound, 3) for bound in compute_part_interval([7] * 20, [7] * 20, 0.95)]
+    [0.832, 1.0]
+    """
+    part, whole, count = sum(parts), sum(wholes), len(parts)
+    if count < MIN_VALUES or not whole:
+        return None
+    if all(one * whole == part * other for one, other in zip(parts, wholes, strict=True)):
+        unseen, ratio = 1 - ((1 - confidence) / 2) ** (1 / count), part / whole
+        return ratio * (1 - unseen), ratio + (1 - ratio) * unseen
+    found = compute_ratio_of_sums_interval(np.array(parts), np.array(wholes), confidence)
+    return None if found is None else (max(0.0, found[0]), min(1.0, found[1]))
 
 
 def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:

@@ -166,9 +166,11 @@ def _summarize(values: Values | None, count: float) -> Side:
 
 
 def _compute_interval(one: Values | None, other: Values | None) -> tuple[float, float] | None:
-    """Of the change of means; None for fewer than MIN_VALUES iterations of either."""
+    """Of the change of means; None for fewer than MIN_VALUES iterations of either, or if both sides do not scatter."""
     old, new = (None if each is None else mean_from_values(each.tolist()) for each in (one, other))
-    return None if old is None or new is None else subtract_means(new, old).interval(CONFIDENCE)
+    if old is None or new is None or old.error == new.error == 0:
+        return None
+    return subtract_means(new, old).interval(CONFIDENCE)
 
 
 def _name_fused(rows: Sequence[Difference], tables: Sequence[_Tables]) -> Iterator[Difference]:

@@ -19,7 +19,7 @@ from optpipe.core.records import Recomputed, record_from_files, record_from_plai
 from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.core.wording import Call
 from optpipe.models.artifacts.judged_build import JudgedBuild
-from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
+from optpipe.stats.means import MIN_VALUES, compute_part_interval
 from optpipe.trace.analysis import (
     WHOLE,
     Analysis,
@@ -434,13 +434,10 @@ def observe_tensor_cores(
                     Blocker("no eligible kernel was recorded", "profile again: " + command)
                 )
                 return Observation(nan, blockers=tuple(blockers), source=run.name)
-            used, eligible = (
-                np.array(each)
-                for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration)
-            )
+            used, eligible = cores.used_ns_by_iteration, cores.eligible_ns_by_iteration
             about = f"{stage.subject.name}, {len(used)} iterations of one process"
-            share = float(used.sum() / eligible.sum())
-            interval = compute_ratio_of_sums_interval(used, eligible, confidence)
+            share = sum(used) / sum(eligible)
+            interval = compute_part_interval(used, eligible, confidence)
             if interval is None:
                 why = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
                 blockers.append(
@@ -449,8 +446,7 @@ def observe_tensor_cores(
                     )
                 )
                 return Observation(share, blockers=tuple(blockers), about=about, source=run.name)
-            low, high = max(0.0, interval[0]), min(1.0, interval[1])
-            return Observation(share, low, high, tuple(blockers), about, run.name)
+            return Observation(share, *interval, tuple(blockers), about, run.name)
     return None
 
 

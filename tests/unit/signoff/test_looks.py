@@ -1,4 +1,4 @@
-"""Each kind of evidence spends its looks, and builds that were evaluated together share the error. Both verifiers agree."""
+"""Each kind of evidence spends its looks, and builds that were measured or evaluated together share the error. Both verifiers agree."""
 
 import pytest
 from tests.fakes.dossiers import examine
@@ -96,6 +96,21 @@ def test_builds_that_were_evaluated_together_share_the_error(workspace, built, j
     assert f"on which {count + 1} builds were evaluated), at {level:.4g}%" in note
     name = "accuracy.maximum_drop"
     assert find_width(found[name]) > find_width(alone[name])
+
+
+def test_builds_that_one_run_measured_share_the_error(workspace, built, judge):
+    policy = f'{POLICY}[build]\nartifact = "{built.id}"\n'
+    _, alone = judge(policy=policy)
+    others = [workspace.artifact("fp16", macs=each) for each in (0.7, 0.8)]
+    workspace.bench(*others)
+    assert "builds were measured" not in judge(policy=policy)[0]  # in another run
+    workspace.bench(built, *others)
+    note, found = judge(policy=policy)
+    level = 100 * Look(2, builds=3).compute_confidence(0.95)
+    assert f"2 bench runs of one load, in which 3 builds were measured), at {level:.4g}%" in note
+    assert "accuracy, look 1 " in note
+    name = "accuracy.maximum_drop"
+    assert find_width(found[name]) == find_width(alone[name])
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from math import expm1, log, log1p
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -28,7 +28,9 @@ GENERATOR = np.random.default_rng(3)
 @given(st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=3, max_size=40))
 def test_the_interval_of_a_ratio_of_sums_holds_it_whatever_the_lengths_of_the_windows(pairs):
     times, images = np.array(pairs).T
-    low, high = compute_ratio_of_sums_interval(times, images)
+    interval = compute_ratio_of_sums_interval(times, images)
+    assume(interval is not None)  # windows of one ratio do not show their scatter
+    low, high = interval
     assert low <= times.sum() / images.sum() * (1 + 1e-12)
     assert high >= times.sum() / images.sum() * (1 - 1e-12)
 

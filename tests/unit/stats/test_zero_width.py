@@ -10,20 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.measure.test_left_out import make_try
 
-from optpipe.core.load import LoadSpec
+from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.measurement import PluginFigure
 from optpipe.core.metrics.measured import THROUGHPUT
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker
+from optpipe.deploy.live import judge_latencies
+from optpipe.deploy.proof import Answer
+from optpipe.evaluate.tasks.classification import compute_accuracy
+from optpipe.evaluate.tasks.texts import TokenClassification
 from optpipe.measure.figures import SampledWindow
-from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, compare_groups
 from optpipe.models.artifacts.judged_build import JudgedBuild
 from optpipe.preprocess.throughput import compute_rate_interval
+from optpipe.quantize.recovery.recover import compare_samples
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import judge_criteria
 from optpipe.signoff.policy import Criterion
+from optpipe.stats.means import (
+    OtherSpeed,
+    Scatter,
+    compute_mean_interval,
+    compute_part_interval,
+    compute_ratio_of_sums_interval,
+)
 from optpipe.stats.paired import (
     Groups,
     Share,
@@ -34,7 +46,9 @@ from optpipe.stats.paired import (
     mean_from_samples,
 )
 from optpipe.stats.percentiles import summary_from_ns
+from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.stats.stability import compute_variation_interval
+from optpipe.trace.against import _compute_interval
 
 COUNTS = st.integers(1, 200)
 VALUES = st.sampled_from([0.0, 1e-9, 0.5, 1.0])
@@ -110,7 +124,65 @@ def from_processes(value, count):
         yield None if found is None else found.interval
 
 
+def from_rounds(value, count):
+    yield ratio_from_rounds([value + 1] * (count + 3), [value + 2] * (count + 3)).ci
+    yield OtherSpeed(count).widen(value + 1, (value + 1, value + 1), 0.95)[0]
+
+
+def from_windows(value, count):
+    yield compute_mean_interval([value] * count, 0.95)
+    yield compute_ratio_of_sums_interval(np.full(count, value), np.ones(count))
+    yield compute_part_interval([round(100 * value)] * count, [100] * count, 0.95)
+
+
+def from_profiles(value, count):
+    before, after = np.full(count, value), np.full(count, value + 1)
+    rows = _compute_interval(before, before), _compute_interval(before, after)
+    yield from (*rows, compare_samples(before, after, 0.95)[1])
+
+
+def from_two_builds(value, count):
+    sides = [
+        ProcessGroup(
+            tuple(make_try(np.full(700, level), at, run=run) for at in range(min(count, 12)))
+        )
+        for run, level in (("r", 1e6 * value + 1), ("r", 1e6 * value + 2), ("s", 1e6 * value + 2))
+    ]
+    for one, other in ((0, 0), (0, 1), (0, 2)):
+        for name in ("p50", "p99", "throughput", "cv"):
+            found = compare_groups(sides[one], sides[other], name, Scatter(0.0, 5))
+            yield None if isinstance(found, str) else found.interval(0.95)[0]
+
+
+def from_requests(value, count):
+    answers = [Answer(10**7 * at, 10**7 * at + round(1e6 * value) + 1) for at in range(count)]
+    limits = [
+        Criterion("latency", name, Sense.AT_MOST, 5e6, Dimension.TIME) for name in ("p50", "p99")
+    ]
+    for load in (LoadSpec(1), LoadSpec(1, Scenario.SERVER, rate_per_s=100.0)):
+        for judged in judge_latencies(answers, limits, load, 100.0):
+            assert judged.ci or judged.verdict == "INCONCLUSIVE"
+            assert judged.ci or judged.reason
+            yield judged.ci
+
+
+def from_answers(value, count):
+    """Scores whose samples are all right or all wrong; alone, in one group, and each in its own."""
+    labels = np.arange(count) % 3
+    found = labels if value < 1 else (labels + 1) % 3
+    best = np.stack([(found + at) % 7 for at in range(5)], axis=1)
+    tagged = [[f"B-{label}"] for label in found]
+    for groups in (None, Groups(np.zeros(count, np.int64)), Groups(np.arange(count))):
+        one = compute_accuracy(best, best, labels, top5=True, groups=groups)
+        yield from (one.top1_ci, one.top5_ci, one.macro_f1_ci, one.macro_f1_drop_ci, one.drop_ci)
+        task = TokenClassification() if groups is None else TokenClassification().grouped_by(groups)
+        scored = task.score_predictions([[f"B-{label}"] for label in labels], tagged, tagged)
+        yield from (each for score in scored.scores for each in (score.ci, score.drop_ci))
+        yield from (each for score in scored.classes for each in (score.ci, score.drop_ci))
+
+
 ESTIMATORS = [
+    from_rounds, from_windows, from_profiles, from_two_builds, from_requests, from_answers,
     from_share, from_mean, from_groups_of_one, from_one_group, from_drop, from_one_sample_of_a_class, from_snr, from_latencies,
     from_throughput, from_processes,
 ]  # fmt: skip

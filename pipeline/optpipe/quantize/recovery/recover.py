@@ -44,7 +44,7 @@ from optpipe.quantize.recovery.layers import EditedGraph, find_output_axis, iter
 from optpipe.quantize.recovery.rounding import collect_moments, round_together
 from optpipe.quantize.recovery.scaling import Divider, divide_channels, list_scaled_tensors
 from optpipe.quantize.sensitivity import Fp32Reference
-from optpipe.stats.means import Mean
+from optpipe.stats.means import compute_mean_interval
 from optpipe.stats.paired import CONFIDENCE
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version, list_gpus
@@ -372,12 +372,10 @@ def compare_samples(
     before: NDArray[np.float64], after: NDArray[np.float64], confidence: float
 ) -> tuple[float | None, tuple[float, float] | None]:
     """The mean rise of the samples' SNR in dB, and its interval by Student's t; None if they cannot be compared."""
-    if before.size != after.size or before.size < 2:
+    if before.size != after.size or not before.size:
         return None, None
     rise = after - before
-    error = float(rise.std(ddof=1) / np.sqrt(rise.size))
-    mean = Mean(float(rise.mean()), error, rise.size - 1)
-    return mean.value, mean.interval(confidence)
+    return float(rise.mean()), compute_mean_interval(rise.tolist(), confidence)
 
 
 def _require_same(source: Entry[ModelInfo], before: Any, after: Any, name: str) -> None:

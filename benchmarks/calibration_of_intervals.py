@@ -1,17 +1,22 @@
 """Do the intervals and verdicts err as rarely as they claim? Simulations with known truth through optpipe's own functions.
 
-usage: calibration_of_intervals.py [--only NAME ...] [--scale 1.0] [--markdown FILE]
+usage: calibration_of_intervals.py [--only NAME ...] [--scale 1.0] [--processes 1] [--seconds S] [--rows FILE]
 Each row says what was simulated, what is claimed, what was seen, and whether it keeps its threshold; exit status 1 where one
-does not. `--scale 0.1` draws a tenth as many, for a quick look. All seeds are fixed.
+does not. `--scale 0.1` draws a tenth as many, for a quick look. All seeds are fixed. A part is drawn in pieces of at most
+PIECE, which `--processes` share; `--seconds` ends the run after that time, with the parts of which every piece is there.
+`calibration_table.py` makes the table of benchmarks/README.md from FILE.
 """
 
 import argparse
+import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, nan, sqrt
+from math import ceil, exp, nan, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -105,11 +110,18 @@ class Row:
     what: str
     claimed: str
     seen: float
-    error: float
-    """Standard deviation of `seen` over repetitions of the simulation."""
+    draws: int
+    """Repetitions of the simulation; 0 if the rate is enumerated."""
     least: float = 0.0
     most: float = 1.0
     note: str = ""
+
+    @property
+    def error(self) -> float:
+        """Standard deviation of `seen` over repetitions of the simulation."""
+        if not self.draws:
+            return 0.0
+        return sqrt(max(self.seen * (1 - self.seen), 1 / self.draws) / self.draws)
 
     @property
     def kept(self) -> bool:
@@ -130,8 +142,7 @@ class Row:
 def share(hits, least=0.0, most=1.0, what="", claimed="", note=""):
     hits = np.asarray(hits, dtype=float)
     seen = float(hits.mean()) if len(hits) else nan
-    error = sqrt(max(seen * (1 - seen), 1 / len(hits)) / len(hits)) if len(hits) else 0.0
-    return Row(what, claimed, seen, error, least, most, note)
+    return Row(what, claimed, seen, len(hits), least, most, note)
 
 
 def autoregressive(generator, phi, count):
@@ -508,6 +519,45 @@ def evaluations(generator, scale) -> Iterator[Row]:
         yield share(ends, 0.9, what=what, claimed="power")
 
 
+def chosen(generator, scale) -> Iterator[Row]:
+    """The fastest of several builds that one run measured, each exactly on the limit, signed off by the figures that chose it."""
+
+    def judge_fastest(levels, between, count, looks):
+        levels = np.asarray(levels)[:, None]
+        noise = between * generator.standard_normal((len(levels), count)) - between**2 / 2
+        figures = 10 * levels * np.exp(noise)
+        best = figures[figures.mean(axis=1).argmin()]
+        tries = [replace(planted(each), process=at) for at, each in enumerate(best)]
+        return judge_tries(limit, tries, looks=looks)
+
+    limit = latency_limit(50, 10e6)
+    for builds in (2, 8, 30):
+        for count in (5, 10, 20):
+            for between in (0.005, 0.02, 0.04):
+                looks = {"bench": Look(builds=builds)}
+                ends = [
+                    judge_fastest([1.0] * builds, between, count, looks)
+                    for _ in range(round(400 * scale))
+                ]
+                what = (
+                    f"the fastest of {builds} builds, {count} processes that scatter {between:.1%}"
+                )
+                yield from wrong_verdicts(ends, what)
+    for builds, count, inside, least in ((3, 7, 0.03, 0.9), (8, 10, 0.03, 0.9)):
+        levels = [1 / (1 + inside)] + [1.1] * (builds - 1)
+        looks = {"bench": Look(builds=builds)}
+        ends = [judge_fastest(levels, 0.013, count, looks) for _ in range(round(400 * scale))]
+        what = f"PASS {inside:.0%} inside, scatter 1.3%, {count} processes, one of {builds} builds"
+        yield share([each == "PASS" for each in ends], least, what=what, claimed="power")
+    for between in (0.02, 0.04):
+        ends = [
+            judge_fastest([1.0] * 16, between, 10, {"bench": Look()})
+            for _ in range(round(400 * scale))
+        ]
+        what = f"the fastest of 16 builds, measured in a run for each, 10 processes that scatter {between:.1%}"
+        yield from wrong_verdicts(ends, what, most=1.0)
+
+
 def judge_drop(drop, limit, look, hidden=0.0):
     """The verdict on one drop of accuracy at its look, as `judge_criteria` gives it; `hidden` is what calibration may hide."""
     criterion = Criterion("accuracy", "maximum_drop", Sense.AT_MOST, 100 * limit, Dimension.POINTS)
@@ -766,13 +816,14 @@ def stalled_requests(generator, count, slow, length, slower):
     )
 
 
-def judge_tries(limit, measured, raw=None):
+def judge_tries(limit, measured, raw=None, looks=None):
     tries = tuple(
         RecordedMeasurement(one, "r", latencies=None if raw is None else raw[at])
         for at, one in enumerate(measured)
     )
-    seen = observe(limit, BuildEvidence(JudgedBuild("m", "a", "simulated", "fp32"), tries))
-    return judge_criteria([(limit, seen)], 0.95)[0].verdict
+    build = JudgedBuild("m", "a", "simulated", "fp32")
+    seen = observe(limit, BuildEvidence(build, tries, looks=looks or {}))
+    return judge_criteria([(limit, seen)], 0.95, looks)[0].verdict
 
 
 def wrong_verdicts(verdicts, what, note="", most=0.025):
@@ -955,7 +1006,7 @@ def enumerate_looks(n, lost, won, most):
 
 def exact(what, rate, *, least=0.0, claimed="≤ 2.5 %"):
     """A rate that is not drawn but enumerated."""
-    return Row(what, claimed, rate, 0.0, least, 1.0 if least else 0.025, "by enumeration")
+    return Row(what, claimed, rate, 0, least, 1.0 if least else 0.025, "by enumeration")
 
 
 NEVER = 1e-10
@@ -1759,7 +1810,7 @@ def assumptions(generator, scale) -> Iterator[Row]:
 
             what = f"{tries} processes, {slow:.0%} of them {gap:.0%} slower, none left out"
             yield from wrong_verdicts(judge_levels(draw_apart, tries), what, most=1.0)
-    for runs in (1, 2, 3, 5):
+    for runs in (1, 2, 3, 5, 10):
         for gap in (0.05, 0.12):
             verdicts = []
             for _ in range(round(400 * scale)):
@@ -1788,6 +1839,18 @@ def assumptions(generator, scale) -> Iterator[Row]:
             what = f"p99, stalls of {length} requests, 50% slower, {tries} processes of {count}"
             note = f"none was drawn in {none:.1%}"
             yield from wrong_verdicts(verdicts, what, note, most=1.0)
+    for period, length in ((5000, 70), (5000, 100)):
+
+        def draw_periodic(process, period=period, length=length):
+            place = (np.arange(700) + generator.integers(period)) % period
+            noise = 0.01 * generator.standard_normal(700)
+            return worked(10e6 * np.exp(noise) * (1 + 0.5 * (place < length)), process=process)
+
+        for tries in (5, 10):
+            groups = [tuple(map(draw_periodic, range(tries))) for _ in range(round(200 * scale))]
+            verdicts = [judged_tries(latency_limit(99, 15e6), each)[0] for each in groups]
+            what = f"p99, stalls of {length} requests every {period:,}, 50% slower, {tries} processes of 700"
+            yield from wrong_verdicts(verdicts, what, most=1.0)
     for flipped in (0.05, 0.1, 0.2):
         # of two classes a wrong label turns a lost sample into a won one, of many into one that neither has right
         for classes, turned in (("two", flipped), ("many", 0.0)):
@@ -1826,6 +1889,48 @@ def assumptions(generator, scale) -> Iterator[Row]:
             claims.append(any(row.dominated_by for row in table.rows))
         what = f"some claim among ten equal builds, one of which had a neighbor that slowed it by {slower:.0%}"
         yield share(claims, what=what)
+
+
+def assumed_samples(generator, scale) -> Iterator[Row]:
+    """Likewise of samples: where what is assumed of them fails."""
+    for size in (5, 10, 30):
+        found, truth, likeness, n = [], 0.02, 0.3, 3000
+        members = np.repeat(np.arange(n // size), size)
+        alike = truth * (1 - likeness) / likeness, (1 - truth) * (1 - likeness) / likeness
+        for _ in range(round(400 * scale)):
+            lost = generator.random(n) < generator.beta(*alike, n // size)[members]
+            found.append(figure_from_samples(lost.mean(), lost.astype(float), n, (-1.0, 1.0)))
+        what = f"samples in groups of {size}, correlation {likeness:g} inside, no column `group`"
+        yield from on_limit(found, truth, what, most=1.0)
+
+    found, classes, often, loses, n = [], 5, 0.005, 0.3, 300
+    shares = np.array([*[(1 - often) / (classes - 1)] * (classes - 1), often])
+    for _ in range(round(400 * scale)):
+        labels = generator.choice(classes, n, p=shares)
+        lost = (labels == classes - 1) & (generator.random(n) < loses)
+        found.append(mean_of_classes(labels, lost, int(labels.max()) + 1))
+    what = f"mean over classes, one of {often:.1%} in {n} images has no name and loses {loses:.0%}"
+    yield from on_limit(found, loses / classes, what, most=1.0)
+
+    for n in (1000, 3000, 4000):
+        often, times = 0.001, 1000
+        truth, bounds = 40 - 10 * np.log10(1 + (times - 1) * often), []
+        for _ in range(round(400 * scale)):
+            errors = output_errors(generator, 0.3, n)
+            errors["difference_square"] *= np.where(generator.random(n) < often, times, 1)
+            bounds.append(compute_snr_interval(errors, compute_look_confidence(0.95, 1)))
+        none = f"none was drawn in {(1 - often) ** n:.1%}"
+        what = f"SNR on its limit, {n} samples, one in 1,000 with 1,000 times the noise"
+        passed = [each is not None and each[0] >= truth for each in bounds]
+        yield share(passed, what=f"PASS: {what}", note=none)
+
+    n, lost, won = 1000, 0.02, 0.01
+    ends = []
+    for _ in range(round(1000 * scale)):
+        drawn = generator.multinomial(n, [lost, won, 1 - lost - won], 16)
+        best = min((paired_drop(*map(int, each)) for each in drawn), key=lambda drop: drop.value)
+        ends.append(judge_drop(best, lost - won, Look()))
+    yield from wrong_verdicts(ends, "the best of 16 builds, each evaluated alone", most=1.0)
 
 
 def latency_limit(percent, limit_ns):
@@ -2157,6 +2262,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         seen_speeds,
         looks,
         evaluations,
+        chosen,
         tables,
         other_runs,
         requests,
@@ -2177,6 +2283,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         repeated_changes,
         inputs,
         assumptions,
+        assumed_samples,
         server,
         live,
         fleet,
@@ -2193,31 +2300,123 @@ def table(rows: list[Row]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+PIECE = 0.5
+"""Largest scale of one piece of a part."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of the draws of a part, from their own fixed seed."""
+
+    part: str
+    scale: float
+    number: int
+
+    def simulate(self) -> list[Row]:
+        return list(PARTS[self.part](np.random.default_rng([2026, self.number]), self.scale))
+
+
+def cut_into_pieces(part: str, scale: float) -> list[Piece]:
+    count = max(1, ceil(scale / PIECE - 1e-9))
+    return [Piece(part, scale / count, number) for number in range(count)]
+
+
+def join_pieces(pieces: Sequence[list[Row]]) -> list[Row]:
+    """The rows of a part: the same row of each piece, with all of their draws; text that depends on the draws is the first's."""
+    return [join_rows(rows) for rows in zip(*pieces, strict=True)]
+
+
+def join_rows(rows: Sequence[Row]) -> Row:
+    draws = sum(row.draws for row in rows)
+    if not draws:
+        return rows[0]
+    seen = sum(row.draws * row.seen for row in rows if row.draws) / draws
+    return replace(rows[0], seen=seen, draws=draws)
+
+
 def simulated(names=tuple(PARTS), scale=1.0) -> dict[str, list[Row]]:
-    """The rows of each part, each from its own fixed seed."""
-    return {name: list(PARTS[name](np.random.default_rng(2026), scale)) for name in names}
+    """The rows of each part."""
+    return {
+        name: join_pieces([piece.simulate() for piece in cut_into_pieces(name, scale)])
+        for name in names
+    }
+
+
+def simulate_together(
+    names: Sequence[str], scale: float, processes: int, seconds: float
+) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each part as soon as all of its pieces are drawn, until `seconds` are over."""
+    pieces = {name: cut_into_pieces(name, scale) for name in names}
+    drawn: dict[str, dict[int, list[Row]]] = {name: {} for name in names}
+    ends = time.perf_counter() + seconds
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        every = [piece for each in pieces.values() for piece in each]
+        answers = pool.imap_unordered(answer, every)
+        for _ in every:
+            try:
+                piece, rows = answers.next(max(0.0, ends - time.perf_counter()))
+            except multiprocessing.TimeoutError:
+                return
+            of_part = drawn[piece.part]
+            of_part[piece.number] = rows
+            if len(of_part) == len(pieces[piece.part]):
+                yield piece.part, join_pieces([of_part[at] for at in sorted(of_part)])
+
+
+def answer(piece: Piece) -> tuple[Piece, list[Row]]:
+    return piece, piece.simulate()
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+"""In each process: their own threads would wait for each other."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=86_400.0)
+    parser.add_argument("--rows", type=Path)
     given = parser.parse_args()
-    every = []
-    for name in given.only:
-        begun = time.perf_counter()
-        rows = simulated([name], given.scale)[name]
-        every += rows
+    os.environ.update(ONE_THREAD)
+    begun, found = time.perf_counter(), {}
+    for name, rows in simulate_together(given.only, given.scale, given.processes, given.seconds):
+        found[name] = rows
         print(f"## {name} ({time.perf_counter() - begun:.0f} s)\n{table(rows)}\n", flush=True)
-    if given.markdown:
-        given.markdown.write_text(table(every) + "\n", encoding="utf-8")
+    taken = time.perf_counter() - begun
+    if given.rows:
+        write_rows(given.rows, found, {"scale": given.scale, "seconds": round(taken)})
+    every = [row for rows in found.values() for row in rows]
     broken = [row.what for row in every if not row.kept]
+    missing = [name for name in given.only if name not in found]
     print(
         f"{len(broken)} of {len(every)} break their threshold"
         + "".join(f"\n  {each}" for each in broken)
+        + "".join(f"\nnot drawn in time: {each}" for each in missing)
     )
-    return 1 if broken else 0
+    return 1 if broken or missing else 0
+
+
+def write_rows(file: Path, found: dict[str, list[Row]], about: dict[str, float]) -> None:
+    """JSON lines: what the run was, then part, words, rate, draws, and thresholds of each row; null for a withheld rate."""
+    lines: list[object] = [about | {"cores": os.cpu_count()}]
+    for name in sorted(found):
+        for row in found[name]:
+            seen = None if np.isnan(row.seen) else round(row.seen, 6)
+            lines.append([name, row.what, seen, row.draws, row.least, round(row.most, 4)])
+    texts = (json.dumps(each, ensure_ascii=False) for each in lines)
+    file.write_text("\n".join(texts) + "\n", encoding="utf-8")
+
+
+def read_rows(file: Path) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """What `write_rows` wrote."""
+    about, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    found: dict[str, list[Row]] = {}
+    for name, what, seen, draws, least, most in lines:
+        row = Row(what, "", nan if seen is None else seen, draws, least, most)
+        found.setdefault(name, []).append(row)
+    return about, found
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
         "preprocess.end_to_end:EndToEndRecord",
     ),
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
-    "profile": ("trace.profile_model:ModelProfileDocument", "trace.report:TraceProfile"),
+    "profile": ("trace.report:ModelProfileDocument", "trace.report:TraceProfile"),
     "compare": ("core.comparison:Comparison", "core.history:History"),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),

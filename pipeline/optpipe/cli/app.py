@@ -49,9 +49,13 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     "Build": {
         "build": "build:build",
         "calibrate": "build:calibrate",
-        "preprocess": "build:preprocess",
+        "preprocess": "preprocess:preprocess",
     },
-    "Measure": {"bench": "bench:bench", "evaluate": "build:evaluate", "profile": "build:profile"},
+    "Measure": {
+        "bench": "bench:bench",
+        "evaluate": "evaluate:evaluate",
+        "profile": "profile:profile",
+    },
     "Judge": {
         "compare": "bench:compare",
         "signoff": {

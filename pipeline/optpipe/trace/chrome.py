@@ -13,9 +13,11 @@ from typing import Any
 import polars as pl
 
 from optpipe.core.errors import StageError
+from optpipe.core.events import Listener
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.modules import locate_kernels
+from optpipe.trace.report import StageProfile
 
 Event = Mapping[str, Any]
 _GPU_PROCESS, _METRICS_THREAD = 1_000_000, 0
@@ -166,3 +168,8 @@ def _name_tracks(whole: Analysis) -> Iterator[Event]:
         args = {"name": f"stream {stream}"}
         process = _GPU_PROCESS + (device or 0)
         yield {"name": "thread_name", "ph": "M", "pid": process, "tid": stream or 0, "args": args}
+
+
+def write_timeline(whole: Analysis, stage: StageProfile, output: Path, listener: Listener) -> None:
+    count = write_chrome_trace(whole, output)
+    listener.inform(f"wrote {output}: {count} events of {stage.subject.name}")

@@ -8,13 +8,7 @@ from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import Verdict
 from optpipe.core.wording import Argument
-from optpipe.report.charts import (
-    Bar,
-    Point,
-    draw_bars,
-    draw_or_state_points,
-    draw_timeline,
-)
+from optpipe.report.charts import Bar, Point, draw_bars, draw_or_state_points, draw_timeline
 from optpipe.report.document import (
     Cell,
     Column,
@@ -34,18 +28,14 @@ from optpipe.report.document import (
 )
 from optpipe.trace.analysis import Analysis, IdleCause, sum_within
 from optpipe.trace.bottleneck import Gap, LimitingFactor, Quality
-from optpipe.trace.document_details import (
-    describe_energy,
-    list_detail_parts,
-    list_difference_parts,
-)
+from optpipe.trace.document_details import describe_energy, list_detail_parts, list_difference_parts
 from optpipe.trace.kernels import shorten_name
-from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.program import describe_end
 from optpipe.trace.report import (
     CallRow,
     CopyRow,
     KernelRow,
+    ModelProfileDocument,
     ProgramRun,
     RangeRow,
     RecordingProfile,

@@ -7,6 +7,7 @@ None without the model's graph.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import nan
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -528,3 +529,13 @@ def has_tables(run: Run, stage: StageProfile) -> bool:
     """Whether all files of the stage's trace are there; a dossier leaves large ones out."""
     mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
     return bool(mine) and all(run.files.has(path) for path in mine)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfileDocument(ProfileRecord):
+    main: str | None = None
+    """The stage that is shown in full: the first inference, otherwise the last stage with a trace."""
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    """The reason by artifact."""
+    run_dir: Path = field(default_factory=Path)
+    warnings: tuple[str, ...] = ()

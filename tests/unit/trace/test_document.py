@@ -13,9 +13,14 @@ from tests.unit.trace.conftest import Judged
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.document import document_from_profile, document_from_stages
 from optpipe.trace.document_details import draw_metrics
-from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.read import Trace
-from optpipe.trace.report import StageProfile, StageSubject, TraceProfile, profile_from_trace
+from optpipe.trace.report import (
+    ModelProfileDocument,
+    StageProfile,
+    StageSubject,
+    TraceProfile,
+    profile_from_trace,
+)
 from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
 from optpipe.trace.rules import StageFacts
 

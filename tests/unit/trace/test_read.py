@@ -21,7 +21,7 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
 
-from optpipe.cli.build import profile
+from optpipe.cli.profile import profile
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict

@@ -1,0 +1,119 @@
+"""Profiles a user's own program."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import Listener
+from optpipe.core.records import json_from_record
+from optpipe.core.wording import Call
+from optpipe.trace.analysis import Analysis, analysis_from_trace, select_measured_part
+from optpipe.trace.chrome import write_timeline
+from optpipe.trace.compared_profiles import compare_with
+from optpipe.trace.counted_stage import count_longest, judge_with_counters, keep_raw
+from optpipe.trace.granted_sources import grant_sources, require_counters
+from optpipe.trace.nsys import ProfilePlan
+from optpipe.trace.program import (
+    ProgramStage,
+    RecordedProgram,
+    describe_end,
+    has_ended_well,
+    has_gpu,
+    list_program_stages,
+    make_program_command,
+    record_user_program,
+    require_program,
+)
+from optpipe.trace.read import trace_from_folder, write_trace
+from optpipe.trace.record import open_scratch_folder
+from optpipe.trace.report import (
+    ModelProfileDocument,
+    ProfileRecord,
+    StageProfile,
+    StageSubject,
+    make_stage_views,
+    profile_from_trace,
+)
+from optpipe.trace.rules import StageFacts
+from optpipe.workspace.file_names import PROFILE
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import finish_run, open_run
+from optpipe.workspace.store import Store
+
+
+def profile_program(
+    command: Sequence[str],
+    plan: ProfilePlan,
+    range_name: str | None,
+    duration_s: float | None,
+    store: Store,
+    listener: Listener,
+    against: Path | None = None,
+    output: Path | None = None,
+) -> ModelProfileDocument:
+    """Records a user's program, and judges its stages.
+
+    Raises BadInputError if there is no such program or range, MissingError without nsys, StageError if the recording is empty.
+    """
+    require_program(command)
+    name = Path(command[0]).name
+    require_counters(plan, listener, on_gpu=has_gpu())
+    granted = grant_sources(plan, store, listener, on_gpu=has_gpu())
+    with open_run(store.workspace, "profile") as run, open_scratch_folder(store) as scratch:
+        with listener.step(f"record {name}"):
+            recorded = record_user_program(command, scratch, listener, granted, duration_s)
+        folder = run.path / "program"
+        write_trace(recorded.trace, folder)
+        with listener.step("views"):
+            whole = analysis_from_trace(trace_from_folder(folder))
+
+            def judge(name: str | None) -> list[StageProfile]:
+                return [
+                    _judge_program_stage(each, whole, recorded, folder.name)
+                    for each in list_program_stages(whole, name)
+                ]
+
+            missing: BadInputError | None = None
+            try:
+                stages = judge(range_name)
+            except BadInputError as error:  # the recording may have taken hours: it is kept
+                if range_name is None:
+                    raise
+                stages, missing = judge(None), error
+        if plan.kernels and has_gpu() and stages[0].profile.measured.kernels:
+            with listener.step("count kernels"):
+                words = make_program_command(command)
+                counters = count_longest(stages[0].profile, words, plan, scratch, in_range=False)
+            stages[0] = judge_with_counters(stages[0], whole, counters)
+        if plan.keep_raw:
+            keep_raw(scratch, folder, listener)
+        difference = compare_with(against, stages, run, listener)
+        record = ProfileRecord(tuple(stages), program=recorded.run, against=difference)
+        write_bytes(run.path / PROFILE, json_from_record(record))
+        finish_run(run)
+        if output is not None:
+            write_timeline(whole, stages[0], output, listener)
+    if missing is not None:
+        again = Call("profile", trace=folder, range="NAME")
+        raise BadInputError(missing.message, remedy="the recording is kept: " + again) from missing
+    if not has_ended_well(recorded.run, duration_s):
+        listener.warn(describe_end(recorded.run))
+    main = stages[0].subject.name
+    return ModelProfileDocument(
+        record.stages,
+        program=recorded.run,
+        against=difference,
+        main=main,
+        run_dir=run.path,
+    )
+
+
+def _judge_program_stage(
+    stage: ProgramStage, whole: Analysis, recorded: RecordedProgram, folder: str
+) -> StageProfile:
+    facts = StageFacts(expects_gpu=bool(whole.trace.api.height))
+    measured = select_measured_part(whole, stage.range)
+    profile = profile_from_trace(whole, stage.range, facts, measured=measured)
+    views = make_stage_views(whole, stage.range, recorded.sources, measured=measured)
+    subject = StageSubject(stage.name, "program")
+    return StageProfile(subject, folder, stage.range, facts, profile, *views)

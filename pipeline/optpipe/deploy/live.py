@@ -4,14 +4,12 @@ The endpoint speaks the KServe v2 protocol over HTTP or gRPC, as Triton does. A 
 (INCONCLUSIVE); another model, version, configuration or output, and a single failed request are a FAIL.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
 from secrets import randbits
-from time import time
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -28,6 +26,7 @@ from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
 from optpipe.core.wording import Argument
 from optpipe.deploy.bounded import FACT_BYTES, FACT_LIMIT_S
 from optpipe.deploy.check import CheckedDeployment, check_deployment
+from optpipe.deploy.live_metrics import render_metrics, require_prometheus_client
 from optpipe.deploy.proof import (
     CONNECTIONS,
     LARGEST_ANSWER,
@@ -43,7 +42,7 @@ from optpipe.deploy.proof import (
     send_requests,
     translate_errors,
 )
-from optpipe.deploy.records import MODELS, DeploymentRecord, DeployResult, ProofRecord
+from optpipe.deploy.records import MODELS, DeployResult, ProofRecord
 from optpipe.deploy.requests import Expected, list_expected
 from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclient
 from optpipe.measure.trials import iterate_arrivals
@@ -80,11 +79,12 @@ def check_live(
     Raises BadInputError for another kind of address or deployment, and for a `load` that no limit judges.
     """
     if output is not None:
+        require_prometheus_client()
         require_writable_file(output, "output")
     checked = check_deployment(folder)
     proof = _replay_live(checked, url, load, listener)
     if output is not None:
-        write_bytes(output, _render_metrics(proof, checked.record).encode())
+        write_bytes(output, render_metrics(proof, checked.record))
     return DeployResult(str(folder), checked.record, (), proof)
 
 
@@ -340,37 +340,3 @@ def judge_latencies(
         yield CriterionResult(
             each.name, verdict, why, each.limit, more, value, interval, limit, Dimension.TIME, about
         )
-
-
-def _render_metrics(found: ProofRecord, record: DeploymentRecord) -> str:
-    """The verdict, its criteria and figures in Prometheus's text format; times are in seconds."""
-    same = {"model": record.model, "artifact": record.artifact, "server": found.server}
-    rows: list[tuple[str, dict[str, str], float]] = [("optpipe_check_time_seconds", {}, time())]
-    rows += [
-        ("optpipe_check_verdict", {"verdict": each}, float(each is found.verdict))
-        for each in Verdict
-    ]
-    for one in found.criteria:
-        rows.append(
-            (
-                "optpipe_check_criterion_passed",
-                {"criterion": one.name},
-                float(one.verdict is Verdict.PASS),
-            )
-        )
-        if isinstance(one.observed, float) and isinstance(one.threshold, float):
-            rows.append(
-                ("optpipe_check_latency_seconds", {"criterion": one.name}, one.observed / 1e9)
-            )
-            rows.append(
-                ("optpipe_check_limit_seconds", {"criterion": one.name}, one.threshold / 1e9)
-            )
-    lines = []
-    for name in dict.fromkeys(name for name, _, _ in rows):
-        lines.append(f"# TYPE {name} gauge")
-        for _, labels, value in (each for each in rows if each[0] == name):
-            pairs = ",".join(
-                f"{key}={json.dumps(str(text))}" for key, text in (same | labels).items()
-            )
-            lines.append(f"{name}{{{pairs}}} {value:.17g}")
-    return "\n".join((*lines, ""))

@@ -58,7 +58,8 @@ def _list_parts(found: History, *, most: int | None = None) -> Iterator[Part]:
     )
     if any(each.changes for each in found.series):
         yield tabulate_changes(found)
-    yield tabulate_series(found)
+    if any(each.judged for each in found.series):
+        yield tabulate_series(found)
     yield tabulate_runs(found, most)
     yield from list_remarks(found)
 
@@ -246,9 +247,10 @@ def choose_drawn(found: History) -> list[HistorySeries]:
 def page_from_history(found: History) -> Page:
     drawn = [draw_series(each) for each in choose_drawn(found)]
     changes = [tabulate_changes(found)] if any(each.changes for each in found.series) else []
+    figures = [tabulate_series(found)] if any(each.judged for each in found.series) else []
     sections = (
         Section("Changes", tuple(changes), "changes-of-figures"),
-        Section("Figures", (tabulate_series(found),), "series"),
+        Section("Figures", tuple(figures), "series"),
         Section("Run by run", tuple(drawn), "drawings"),
         Section("Runs", (tabulate_runs(found), *list_remarks(found)), "all-runs"),
     )

@@ -60,6 +60,25 @@ def test_a_model_card_keeps_what_is_there_and_is_written_twice_alike(dossier, tm
     assert str(read_verdict(dossier).verdict) in body
 
 
+def test_without_a_name_the_card_lies_beside_the_dossier_and_replaces_no_other_file(
+    dossier, tmp_path, monkeypatch
+):
+    pytest.importorskip("huggingface_hub")
+    copy = shutil.copytree(dossier, tmp_path / "release" / "digits")
+    readme = tmp_path / "README.md"
+    readme.write_text("ours")
+    monkeypatch.chdir(tmp_path)
+    card = copy.with_name("digits.model-card.md")
+    assert export_dossier(copy, "model-card") == str(card)
+    first = card.read_text()
+    assert export_dossier(copy, "model-card") == str(card)
+    assert (card.read_text(), readme.read_text()) == (first, "ours")
+    card.write_text("a user's own notes")
+    with pytest.raises(StageError, match="is not from an export"):
+        export_dossier(copy, "model-card")
+    assert card.read_text() == "a user's own notes"
+
+
 @pytest.mark.slow
 def test_mlflow_has_the_figures_the_dossier_and_the_verdict(dossier, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")

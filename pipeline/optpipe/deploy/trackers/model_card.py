@@ -1,6 +1,7 @@
 """A model card of the Hugging Face Hub: `model-index` with the figures and their intervals, and a section with the verdict.
 
-It writes a file, by default `README.md` beside the dossier, and keeps everything else that is in it. Nothing is uploaded.
+It writes `DOSSIER.model-card.md` beside the dossier; a card that the user names gets the section, and keeps everything else that is in it.
+Nothing is uploaded.
 Source: huggingface_hub 2.4, `huggingface_hub.EvalResult`.
 """
 
@@ -28,7 +29,7 @@ class ModelCardTracker(Tracker):
     def send(self, export: Export) -> str:
         from huggingface_hub.repocard_data import eval_results_to_model_index
 
-        path, model = export.output or Path("README.md"), export.verdict.model
+        path, model = _choose_path(export), export.verdict.model
         old = path.read_text(encoding="utf-8") if path.is_file() else f"# {model}\n"
         head = _HEAD.match(old)
         known = yaml.safe_load(head[1]) if head else {}
@@ -46,6 +47,17 @@ class ModelCardTracker(Tracker):
         metadata = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
         write_bytes(path, f"---\n{metadata}---\n{body}".encode())
         return str(path)
+
+
+def _choose_path(export: Export) -> Path:
+    """The file that the user named, or one beside the dossier. Raises FileExistsError if the latter is not from an export."""
+    if export.output is not None:
+        return export.output
+    folder = export.folder.resolve()
+    path = folder.with_name(f"{folder.name}.model-card.md")
+    if path.exists() and BEGIN not in path.read_text(encoding="utf-8"):
+        raise FileExistsError(f"{path} is not from an export; name it, and it gets the section")
+    return path
 
 
 def _make_result(one: CriterionResult) -> Any:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Makes reports/gallery again: a FAIL, a comparison, and a profile. Needs no GPU; about four minutes on two cores.
-# The other reports of the gallery are dossiers of record: reports/digits-cpu and reports/resnet50-h200.
+# `python -m benchmarks.known.NAME` makes each of the others; the dossiers of record are reports/digits-cpu and reports/resnet50-h200.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OPTPIPE_WORKSPACE=$scratch/workspace
 gallery=reports/gallery
-rm -rf "$gallery"
+rm -rf "$gallery"/{fail,comparison,profile.txt}
 mkdir -p "$gallery"
 
 # Calibrated to the maximum, more predictions of pairs change than the policy allows. It has no limit on a time, so that any machine decides it.

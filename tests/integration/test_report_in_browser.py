@@ -162,9 +162,8 @@ def assert_nothing_is_cut(page):
     assert not table.count() or table.evaluate("one => one.scrollWidth <= one.clientWidth + 1")
 
 
-RECORDS = sorted(
-    path.parent for path in (Path(__file__).parents[2] / "reports").rglob("report.html")
-)
+REPORTS = Path(__file__).parents[2] / "reports"
+RECORDS = sorted(path.parent for path in REPORTS.rglob("report.html"))
 
 
 @pytest.mark.parametrize("folder", RECORDS, ids=lambda path: path.name)
@@ -277,6 +276,16 @@ def test_what_decides_comes_first_and_its_command_can_be_copied(page):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator(".caution .copy").click()
     assert page.evaluate("navigator.clipboard.readText()") == "optpipe verify ."
+
+
+@pytest.mark.parametrize("folder", ["digits-cpu", "gallery/fail"])
+def test_the_verdict_its_reason_and_the_figures_fit_on_a_phone(browser, folder):
+    """The first screen of a phone of usual size, from the brand to the last tile, without scrolling."""
+    with opened(browser, REPORTS / folder, (390, "light")) as page:
+        for part in (".verdict", ".lead", ".next", ".tally", ".tiles"):
+            box = page.locator(part).first.bounding_box()
+            assert 0 <= box["y"] <= box["y"] + box["height"] <= 844, part
+        assert page.locator(".top").bounding_box()["height"] < 70, "one line, which scrolls"
 
 
 def test_print_shows_everything(browser, dossier, tmp_path):

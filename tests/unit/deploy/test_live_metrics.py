@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from tests.command_line import ROOT
 
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.live_metrics import render_metrics
 from optpipe.deploy.records import ProofRecord
 
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "reports" / "examples" / "monitoring"
 HOSTILE = 'a "b" \\n\\ \n é\u2028'
 

@@ -83,7 +83,9 @@ def load_network() -> PairNetwork:
             if not name.startswith("pooler.") and name != "embeddings.position_ids"
         }
     )
-    return PairNetwork(encoder).eval()
+    network = PairNetwork(encoder)
+    network.eval()
+    return network
 
 
 def write_pair(draw: random.Random, same: bool) -> tuple[str, str]:

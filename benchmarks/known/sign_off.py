@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Candidate:
     """Of the multiply-adds, as the policy demands it."""
     minimum_score: str | None = None
     """So that a source which does not work at all on these data proves nothing."""
-    axes: dict[str, int | None] = field(default_factory=dict)
+    axes: dict[str | int, int | None] | None = None
     minimum_snr: str | None = None
     """Of a build's outputs; below the usual one, the verdict says so."""
 
@@ -82,17 +82,16 @@ def read_target(description: str | None, name: str) -> Target:
 def sign_off(candidate: Candidate, target: Target) -> op.Verdict:
     """Builds, evaluates, measures, and judges; replaces the dossier at the target."""
     candidate.model.workspace.listener = PrintedWarnings()
-    options = {"axes": candidate.axes} if candidate.axes else {}
     builds = candidate.model.build(
         [target.over, "int8"],
         backend=target.backend,
         device=target.device,
-        calibration=op.Data(candidate.calibration, **options),
+        calibration=op.Data(candidate.calibration, axes=candidate.axes),
         min_snr=candidate.minimum_snr,
     )
     for failed in builds.failed:
         raise SystemExit(f"{failed.precision}: {failed.reason}")
-    held_out = op.Data(candidate.held_out, **options)
+    held_out = op.Data(candidate.held_out, axes=candidate.axes)
     evaluation = builds.evaluate(held_out, metric=candidate.metric)
     print(evaluation, flush=True)
 

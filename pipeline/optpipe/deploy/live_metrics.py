@@ -50,4 +50,5 @@ def render_metrics(found: ProofRecord, record: DeploymentRecord) -> bytes:
         if one.ci is not None:
             low.labels(*labels).set(one.ci[0] / 1e9)
             high.labels(*labels).set(one.ci[1] / 1e9)
-    return generate_latest(registry)
+    text: bytes = generate_latest(registry)
+    return text

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.live_metrics import render_metrics
-from optpipe.deploy.records import ProofRecord
+from optpipe.deploy.records import DeploymentRecord, ProofRecord
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "reports" / "examples" / "monitoring"
@@ -41,7 +42,7 @@ CRITERIA = (
 
 def render(verdict=Verdict.FAIL, criteria=CRITERIA):
     proof = ProofRecord(f"server {HOSTILE}", {}, (), (), verdict, criteria)
-    return render_metrics(proof, Deployed()).decode()
+    return render_metrics(proof, cast("DeploymentRecord", Deployed())).decode()
 
 
 def read_samples(text):

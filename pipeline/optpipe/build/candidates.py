@@ -25,6 +25,10 @@ WIDE = (Precision.FP32, Precision.TF32, Precision.BF16)
 """On Tensor Cores none computes faster than FP16. On one H100 ResNet-50 in FP32 and TF32 took 170 s of `auto` at batch 64."""
 
 
+NARROW = (Precision.FP16, Precision.BF16)
+"""A CPU without arithmetic for them converts each value to FP32 and back."""
+
+
 def plan_candidates(
     model: Model, plan: BuildPlan, stored: Entry[ModelInfo] | None, store: Store, listener: Listener
 ) -> tuple[BuildPlan, tuple[Omission, ...]]:
@@ -93,16 +97,43 @@ class SparedBuilds:
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """The builds of `auto` on a GPU, in the order in which they are made."""
+    """The builds of `auto`, in the order in which they are made."""
 
-    first: BuildPlan
+    first: tuple[BuildPlan, ...]
     bounded: tuple[BuildPlan, ...] = ()
     """One plan per backend whose TF32 build may show that none of its builds can win."""
     spared: Mapping[str, SparedBuilds] = field(default_factory=dict)
     """By the backend whose FP16 build spares them; the empty name stands for any backend."""
+    narrow: tuple[BuildPlan, ...] = ()
+    """On a CPU, one plan per backend and type of 16 bits, which a short trial of the model may rule out."""
 
 
-def order_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> BuildOrder:
+def order_cpu_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> BuildOrder:
+    """Leaves torch's builds in 16 bits for later, which most CPUs compute slower than FP32. If the user `named` the backends, all are
+    built first.
+    """
+    torch_backends = tuple(each for each in plan.backends if each.needs_module)
+    narrow = tuple(kind for kind in plan.precisions if kind in NARROW)
+    if named or not has_module or Precision.FP32 not in plan.precisions:
+        return BuildOrder(first=(plan,))
+
+    others = tuple(each for each in plan.backends if each not in torch_backends)
+    wide = tuple(kind for kind in plan.precisions if kind not in narrow)
+    first = (
+        replace(plan, backends=others),
+        replace(plan, backends=torch_backends, precisions=wide),
+    )
+    return BuildOrder(
+        first=tuple(each for each in first if each.backends),
+        narrow=tuple(
+            replace(plan, backends=(backend,), precisions=(kind,))
+            for kind in narrow
+            for backend in torch_backends
+        ),
+    )
+
+
+def order_gpu_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> BuildOrder:
     """Leaves builds for later that others may spare. If the user `named` the backends, all are built first."""
     wide = tuple(
         kind for kind in plan.precisions if kind in WIDE and Precision.FP16 in plan.precisions
@@ -142,7 +173,7 @@ def order_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> BuildOrde
 
     at_once = tuple(backend for backend in plan.backends if backend not in (*eager, *bounded))
     return BuildOrder(
-        first=replace(plan, precisions=kinds, backends=at_once),
+        first=(replace(plan, precisions=kinds, backends=at_once),),
         bounded=tuple(replace(plan, precisions=kinds, backends=(each,)) for each in bounded),
         spared=spared,
     )

@@ -1,6 +1,6 @@
 """`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision available here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING
 
 from optpipe.build.budget import choose_budget, judge_builds, require_judgeable
 from optpipe.build.build import build_model, require_artifacts
-from optpipe.build.candidates import BuildOrder, add_static_batches, order_builds, plan_candidates
+from optpipe.build.candidates import (
+    add_static_batches,
+    order_cpu_builds,
+    order_gpu_builds,
+    plan_candidates,
+)
 from optpipe.build.combinations import require_sound_plan
 from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
-from optpipe.build.slowdowns import explain_hopeless, measure_slowdowns, rule_out_backend
+from optpipe.build.slowdowns import (
+    explain_hopeless,
+    measure_gain,
+    measure_slowdowns,
+    rule_out_backend,
+    rule_out_precision,
+)
 from optpipe.build.standings import list_candidates
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, ExitStatus
@@ -101,12 +112,11 @@ def choose_build(
         if on_gpu:
             wanted = replace(wanted, gpu_lock=scratch / "gpu.lock")
         budget, data, score = choose_budget(plan, exported, listener)
-        order = (
-            order_builds(wanted, named=plan.named, has_module=model.source.has_module)
-            if on_gpu
-            else BuildOrder(first=wanted)
-        )
-        build = build_model(model, order.first, store, listener)
+        order_builds = order_gpu_builds if on_gpu else order_cpu_builds
+        order = order_builds(wanted, named=plan.named, has_module=model.source.has_module)
+        build, *more = (build_model(model, each, store, listener) for each in order.first)
+        for each in more:
+            build.add(each)
         judge = partial(
             judge_builds,
             budget,
@@ -118,13 +128,12 @@ def choose_build(
         )
         judged, judged_on = judge(build.artifacts)
 
-        def build_more(plan: BuildPlan) -> None:
+        def build_more(*plans: BuildPlan) -> None:
             nonlocal judged, judged_on
-            more = build_model(model, plan, store, listener)
-            build.artifacts += more.artifacts
-            build.skipped += more.skipped
-            build.failed += more.failed
-            judged, judged_on = judge(build.artifacts)
+            for each in plans:
+                build.add(build_model(model, each, store, listener))
+            if plans:
+                judged, judged_on = judge(build.artifacts)
 
         times: dict[str, list[float]] = {}
         for bounded in order.bounded:
@@ -149,14 +158,21 @@ def choose_build(
                 omitted += spared.omissions
                 continue
             build_more(spared.plan)
+
+        if order.narrow:
+            able = [each for each in judged if each.keeps_budget]
+            slowdowns = measure_slowdowns(able, sizes, card, times)
+            promising, hopeless_kinds = _try_narrow(
+                order.narrow, able, slowdowns, model, card, sizes, listener
+            )
+            omitted += hopeless_kinds
+            build_more(*promising)
         require_artifacts(build)
         with open_run(store.workspace, "choose") as run:
             seed = randbits(32)
             able = [each for each in judged if each.keeps_budget]
-            timed = on_gpu and len(able) > 1
-            hopeless = (
-                explain_hopeless(measure_slowdowns(able, sizes, card, times)) if timed else {}
-            )
+            slowdowns = measure_slowdowns(able, sizes, card, times) if len(able) > 1 else {}
+            hopeless = explain_hopeless(slowdowns, "cuda" if on_gpu else "cpu")
             raced = [each.entry.id for each in able if each.entry.id not in hopeless]
             races, failures = _race(raced, sizes, final_rounds, seed, run, pool, store, listener)
             failures |= hopeless
@@ -179,6 +195,31 @@ def choose_build(
             )
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
+
+
+def _try_narrow(
+    plans: Sequence[BuildPlan],
+    built: Sequence[BuiltArtifact],
+    slowdowns: Mapping[str, float],
+    model: Model,
+    card: ModelCard,
+    sizes: Sequence[int],
+    listener: Listener,
+) -> tuple[list[BuildPlan], tuple[Omission, ...]]:
+    """Those of `plans`, each of one backend and a type of 16 bits, that may win on this CPU, and why the others cannot."""
+    gains: dict[Precision, float] = {}
+    promising, omitted = [], []
+    for plan in plans:
+        (backend,), (precision,) = plan.backends, plan.precisions
+        if precision not in gains:
+            with listener.step(f"try {precision} on this CPU"):
+                gains[precision] = measure_gain(model.fresh_module, card, precision, sizes)
+        reason = rule_out_precision(backend, precision, built, slowdowns, gains[precision])
+        if reason is None:
+            promising.append(plan)
+        else:
+            omitted.append(Omission(backend.name, precision, reason))
+    return promising, tuple(omitted)
 
 
 def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -137,6 +137,13 @@ class ModelBuild:
     replaced: list[Omission] = field(default_factory=list)
     """Precisions that were asked for and built in FP32 instead, with a warning."""
 
+    def add(self, other: "ModelBuild") -> None:
+        """Takes what came of another plan for the same model."""
+        self.artifacts += other.artifacts
+        self.skipped += other.skipped
+        self.failed += other.failed
+        self.replaced += other.replaced
+
     @property
     def status(self) -> ExitStatus:
         """The most severe failure; a build without any artifact is never DONE."""

@@ -1,18 +1,28 @@
-"""A first look at GPU builds in this process, which spares those a race that cannot win one."""
+"""A first look at builds in this process, which spares those a build or a race that cannot win one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from math import inf
 from statistics import median
 from time import perf_counter
+from typing import Any
 
-from optpipe.backends.base import Backend, Binding
+from optpipe.backends.base import Backend, Binding, Device
 from optpipe.backends.registry import BACKENDS
+from optpipe.backends.torch_program import cast_module, make_example_inputs
 from optpipe.build.records import BuiltArtifact
 from optpipe.core import np, torch
 from optpipe.core.card import ModelCard
+from optpipe.core.precision import Precision
 
-HOPELESS = 1.25
-"""A build that takes this many times as long as the fastest, each for a moment in this process, is not raced."""
+HOPELESS: dict[Device, float] = {"cuda": 1.25, "cpu": 2.0}
+"""A build that takes this many times as long as the fastest, each for a moment in this process, is not raced.
+
+On a CPU other work disturbs a moment more, so that only a clear lag counts.
+"""
+LOOK_S = 0.3
+"""How long each build is called."""
 
 
 def measure_slowdowns(
@@ -21,7 +31,7 @@ def measure_slowdowns(
     card: ModelCard,
     times: dict[str, list[float]],
 ) -> dict[str, float]:
-    """The time of each build on a GPU over that of the fastest, in this process, at the batch size at which it does best.
+    """The time of each build over that of the fastest, in this process, at the batch size at which it does best.
 
     Builds in `times` are not timed again; the others are added to it.
     """
@@ -35,15 +45,11 @@ def measure_slowdowns(
         ):
             medians_s = []
             for size in sizes:
-                inputs = (
-                    card.with_profile((size, size, size), {}).inputs
-                    if card.batched
-                    else card.inputs
-                )
+                inputs = _fix_batch(card, size).inputs
                 binding = session.bind(
                     {spec.name: np.ones(spec.opt, spec.dtype) for spec in inputs}
                 )
-                medians_s.append(_time_launches(binding))
+                medians_s.append(_time_launches(binding, session.device))
             times[build.entry.id] = medians_s
     own = {build.entry.id: times[build.entry.id] for build in built if build.entry.id in times}
     least = [min(at_size) for at_size in zip(*own.values(), strict=True)]
@@ -53,12 +59,12 @@ def measure_slowdowns(
     }
 
 
-def explain_hopeless(slowdowns: Mapping[str, float]) -> dict[str, str]:
+def explain_hopeless(slowdowns: Mapping[str, float], device: Device) -> dict[str, str]:
     """Builds that cannot win, and why; in a race each would start several processes of many seconds."""
     return {
         id: f"{slowdown:.1f} times the time of the fastest in one process"
         for id, slowdown in slowdowns.items()
-        if slowdown > HOPELESS
+        if slowdown > HOPELESS[device]
     }
 
 
@@ -72,7 +78,7 @@ def rule_out_backend(
         if each.entry.info.backend == backend.name
     ]
     gain = backend.speed_bounds("cuda").gain_over_tf32
-    if max(own, default=0.0) <= gain * HOPELESS:
+    if max(own, default=0.0) <= gain * HOPELESS["cuda"]:
         return None
     return (
         f"its tf32 build takes {max(own):.1f} times the time of the fastest build in one process, "
@@ -80,10 +86,68 @@ def rule_out_backend(
     )
 
 
-def _time_launches(binding: Binding) -> float:
-    """The median time of ten launches over 0.3 s."""
+def measure_gain(
+    module: Callable[[], Any], card: ModelCard, precision: Precision, sizes: Sequence[int]
+) -> float:
+    """How many times as fast as in FP32 torch computes a module in `precision` on this CPU, without a compiler.
+
+    `module` makes a new copy, since casting changes it. Of several batch sizes the one counts at which `precision` does best.
+    Infinite where torch cannot compute it: its build tells why.
+    """
+    gains = []
+    for size in sizes:
+        inputs = make_example_inputs(_fix_batch(card, size).inputs, "cpu")
+        wide, narrow = (
+            partial(cast_module(each, module(), "cpu"), *inputs)
+            for each in (Precision.FP32, precision)
+        )
+        try:
+            with torch.no_grad():
+                gains.append(_time_calls(wide) / _time_calls(narrow))
+        except Exception:  # noqa: BLE001 - its build tells why
+            return inf
+    return max(gains)
+
+
+def rule_out_precision(
+    backend: Backend,
+    precision: Precision,
+    built: Sequence[BuiltArtifact],
+    slowdowns: Mapping[str, float],
+    gain: float,
+) -> str | None:
+    """Why a backend's build in `precision` cannot win on a CPU, by its FP32 build in `built` and torch's own `gain` over FP32.
+
+    None if it may win, or if its FP32 build was not measured. A CPU without arithmetic for a narrow type computes in FP32, and
+    converts each value there and back.
+    """
+    own = [
+        slowdowns[each.entry.id]
+        for each in built
+        if each.entry.info.backend == backend.name
+        and each.entry.info.precision is Precision.FP32
+        and each.entry.id in slowdowns
+    ]
+    if not own or min(own) / gain <= HOPELESS["cpu"]:
+        return None
+    behind = f"its fp32 build takes {min(own):.1f} times the time of the fastest in one process"
+    lead = "the fastest in one process is its fp32 build"
+    return (
+        f"{behind if min(own) > 1 else lead}, and torch computes the model in {precision} "
+        f"{gain:.2g} times as fast as in fp32 on this CPU"
+    )
+
+
+def _fix_batch(card: ModelCard, size: int) -> ModelCard:
+    return card.with_profile((size, size, size), {}) if card.batched else card
+
+
+def _time_launches(binding: Binding, device: Device) -> float:
+    """Seconds of a launch, or on a GPU of ten, over LOOK_S."""
+    if device == "cpu":
+        return _time_calls(binding.launch)
     times_s: list[float] = []
-    ends = perf_counter() + 0.3
+    ends = perf_counter() + LOOK_S
     while perf_counter() < ends:
         begun = perf_counter()
         for _ in range(10):
@@ -91,3 +155,15 @@ def _time_launches(binding: Binding) -> float:
         torch.cuda.synchronize()
         times_s.append(perf_counter() - begun)
     return median(times_s)
+
+
+def _time_calls(call: Callable[[], object]) -> float:
+    """The least time of several calls within LOOK_S, which other work on the CPU disturbs the least; two at the least."""
+    call()
+    times_s: list[float] = []
+    ends = perf_counter() + LOOK_S
+    while perf_counter() < ends or len(times_s) < 2:
+        begun = perf_counter()
+        call()
+        times_s.append(perf_counter() - begun)
+    return min(times_s)

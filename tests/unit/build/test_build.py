@@ -17,7 +17,7 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.build.build import build_model
-from optpipe.build.candidates import order_builds
+from optpipe.build.candidates import order_cpu_builds, order_gpu_builds
 from optpipe.build.choose import choose_build
 from optpipe.build.plan import BuildPlan
 from optpipe.build.verify import Trajectory, fill_batches, verify_session
@@ -148,8 +148,9 @@ def test_auto_builds_on_a_gpu_only_what_may_win():
         (Precision.FP32, Precision.TF32, Precision.BF16),
         (Precision.FP16, Precision.INT8, Precision.FP8),
     )
-    order = order_builds(on_gpu, named=False, has_module=True)
-    assert (order.first.precisions, order.first.backends) == (kinds, compiled)
+    order = order_gpu_builds(on_gpu, named=False, has_module=True)
+    (first,) = order.first
+    assert (first.precisions, first.backends) == (kinds, compiled)
     assert [(plan.precisions, plan.backends) for plan in order.bounded] == [(kinds, bounded)]
     spared = {name: builds.plan for name, builds in order.spared.items()}
     assert {name: (plan.precisions, plan.backends) for name, plan in spared.items()} == {
@@ -157,14 +158,37 @@ def test_auto_builds_on_a_gpu_only_what_may_win():
         "inductor": (kinds, eager),
     }
 
-    order = order_builds(on_gpu, named=True, has_module=True)
-    assert (order.first.backends, order.bounded) == (on_gpu.backends, ())
+    order = order_gpu_builds(on_gpu, named=True, has_module=True)
+    (first,) = order.first
+    assert (first.backends, order.bounded) == (on_gpu.backends, ())
     assert order.spared.keys() == {""}
 
     # without a module there is no rival
-    assert order_builds(on_gpu, named=False, has_module=False).bounded == ()
+    assert order_gpu_builds(on_gpu, named=False, has_module=False).bounded == ()
     alone = replace(on_gpu, precisions=wide, backends=eager)
-    assert order_builds(alone, named=False, has_module=True).spared == {}
+    assert order_gpu_builds(alone, named=False, has_module=True).spared == {}
+
+
+def test_auto_builds_types_of_16_bits_on_a_cpu_last():
+    """torch's only, and only if nobody named the backends; every combination is in the order once."""
+    others, of_torch = (OnnxRuntime(),), (Inductor(), TorchEager())
+    plan = BuildPlan(tuple(Precision), others + of_torch, named=True, device="cpu")
+
+    def list_pairs(plans):
+        return [
+            (one.name, kind) for each in plans for one in each.backends for kind in each.precisions
+        ]
+
+    order = order_cpu_builds(plan, named=False, has_module=True)
+    narrow = {(each.name, kind) for each in of_torch for kind in (Precision.FP16, Precision.BF16)}
+    assert set(list_pairs(order.narrow)) == narrow
+    assert sorted(list_pairs([*order.first, *order.narrow])) == sorted(list_pairs([plan]))
+
+    for asked in ({"named": True, "has_module": True}, {"named": False, "has_module": False}):
+        assert order_cpu_builds(plan, **asked).first == (plan,)
+    # without FP32 there is nothing to compare with
+    half = replace(plan, precisions=(Precision.FP16,))
+    assert order_cpu_builds(half, named=False, has_module=True).first == (half,)
 
 
 DOUBLE = card_from_dict(

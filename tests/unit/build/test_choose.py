@@ -1,13 +1,16 @@
 """What is said of every build of a race, and the texts of a choice, a build and doctor."""
 
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
 from tests.fakes.sessions import PlantedSession
 
 from optpipe.backends.onnxruntime import OnnxRuntime
+from optpipe.backends.torch_eager import TorchEager
 from optpipe.build import slowdowns as first_look
 from optpipe.build.choose import ChoiceResult, judge_status
 from optpipe.build.doctor import (
@@ -23,7 +26,13 @@ from optpipe.build.records import (
     document_from_build,
     document_from_choice,
 )
-from optpipe.build.slowdowns import explain_hopeless, measure_slowdowns, rule_out_backend
+from optpipe.build.slowdowns import (
+    explain_hopeless,
+    measure_gain,
+    measure_slowdowns,
+    rule_out_backend,
+    rule_out_precision,
+)
 from optpipe.build.standings import list_candidates
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import SkippedLayer, VerificationInfo, WeightsRecord
@@ -78,7 +87,9 @@ def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
     delays = {"aaaa": 5.0, "bbbb": 5.0, "cccc": 20.0}
     load = SimpleNamespace(load=lambda path, *_: PlantedSession(delays[path], "none"))
     monkeypatch.setattr(first_look, "BACKENDS", {"onnxruntime": load})
-    monkeypatch.setattr(first_look, "_time_launches", lambda binding: binding.session.nanoseconds)
+    monkeypatch.setattr(
+        first_look, "_time_launches", lambda binding, _device: binding.session.nanoseconds
+    )
     builds = [judged(name) for name in (*delays, "dddd")]
     for each in builds:
         each.entry.path = each.entry.id
@@ -88,7 +99,7 @@ def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
         Task.OTHER,
         (InputSpec("x", "float32", (1, 64), (1, 64), (8, 64), batch=0),),
     )
-    hopeless = explain_hopeless(slowdowns := measure_slowdowns(builds, (1, 8), card, {}))
+    hopeless = explain_hopeless(slowdowns := measure_slowdowns(builds, (1, 8), card, {}), "cuda")
     assert hopeless.keys() == {"cccc"}
     assert "takes 4.0 times" in (rule_out_backend(OnnxRuntime(), builds, slowdowns) or "")
     assert rule_out_backend(OnnxRuntime(), builds, slowdowns | {"cccc": 3.0}) is None
@@ -98,6 +109,37 @@ def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
     }
     assert found["cccc"].standing is Standing.DROPPED
     assert "in one process" in found["cccc"].reason
+
+
+def test_a_narrow_type_is_ruled_out_by_a_trial_of_the_module():
+    """With what torch gains by it over FP32; not where the FP32 build was not measured, or torch cannot compute the type."""
+    card = ModelCard(
+        "small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 8), (1, 8), (8, 8), batch=0),)
+    )
+
+    def make():
+        class Slow(torch.nn.Linear):
+            def forward(self, x):
+                if x.dtype == torch.bfloat16:
+                    raise RuntimeError("not implemented for 'BFloat16'")
+                for _ in range(200 if x.dtype == torch.float16 else 1):
+                    y = torch.nn.functional.linear(x, self.weight, self.bias)
+                return y
+
+        return Slow(8, 8)
+
+    gain = measure_gain(make, card, Precision.FP16, (1, 8))
+    assert 0 < gain < 0.5
+    assert measure_gain(make, card, Precision.BF16, (1,)) == inf
+
+    builds = [judged("aaaa", backend="onnxruntime"), judged("bbbb", backend="torch")]
+    planted = {"aaaa": 1.0, "bbbb": 1.5}
+    assert "0.1 times as fast" in (
+        rule_out_precision(TorchEager(), Precision.FP16, builds, planted, 0.1) or ""
+    )
+    assert rule_out_precision(TorchEager(), Precision.FP16, builds, planted, 1.0) is None
+    assert rule_out_precision(TorchEager(), Precision.BF16, builds, planted, inf) is None
+    assert rule_out_precision(TorchEager(), Precision.FP16, builds, {"aaaa": 1.0}, 0.1) is None
 
 
 def test_the_winner_comes_first_and_every_loser_has_its_reason():

@@ -1558,7 +1558,8 @@ LAUNCH, BEGIN, END = (
     )
 )
 
-Estimate = namedtuple("Estimate", "value interval")
+Estimate = namedtuple("Estimate", "value interval tail", defaults=(None,))
+"""`tail` is the interval of its own distribution, if that is another one."""
 Seen = namedtuple(
     "Seen",
     "value ci blocked source interval number lost gap repeated",
@@ -1612,20 +1613,28 @@ class Mean(namedtuple("Mean", "value error freedom")):
 def estimate_score(value, list_parts, samples, least=0.0, most=1.0, effect=1.0):
     """A score of samples, to which they or groups of them contribute the parts."""
 
-    def interval(confidence):
+    def tail(confidence, goes_on=True):
+        """Beyond its end the parabola goes on in a straight line, as the p-value does; that of few parts is 0.5."""
         parts = list_parts()
         if len(parts) < 20 or not isfinite(sum(parts)):
-            return [least, most]
+            return [-inf, inf]
         n, mean, bounds = len(parts), fmean(parts), []
         squares, cubes = (sum((part - mean) ** power for part in parts) for power in (2, 3))
         error = sqrt(squares * n / (n - 1) + 3 * effect**2)
         for side in (-1, 1):
             lean = (side * cubes + effect**3) / (squares + effect**2) / 3
-            t = min(t_quantile(confidence, n - 1), error / (-2 * lean) if lean < 0 else inf)
-            bounds.append(max(least, min(most, value + side * (t * error + t**2 * lean) / samples)))
+            t, end = t_quantile(confidence, n - 1), error / (-2 * lean) if lean < 0 else inf
+            far = t * error / 2 if goes_on and t > end else None
+            t = min(t, end)
+            bounds.append(
+                value + side * (t * error + t**2 * lean if far is None else far) / samples
+            )
         return bounds
 
-    return Estimate(value, interval)
+    def interval(confidence):
+        return [max(least, min(most, bound)) for bound in tail(confidence, goes_on=False)]
+
+    return Estimate(value, interval, tail)
 
 
 def estimate_mean(values, members=None):
@@ -2631,6 +2640,9 @@ def break_rules(load, device, table):  # §5.6
         column(name) for name in ("scheduled_ns", "start_ns", "end_ns", "busy_ns")
     )
     queries = queries.with_columns(busy_ns=end - start)
+    unmeasured = ON_DEVICE if device == "cpu" else ("h2d_ns", "d2h_ns")
+    absent = unmeasured if device == "cpu" or load.mode == "compute" else ()
+    compute = measured["compute_ns"].drop_nulls()
 
     def hold(rule):
         """Whether all rows hold it; a null does not break it."""
@@ -2653,17 +2665,86 @@ def break_rules(load, device, table):  # §5.6
             else (due >= 0) & (due == start) & (start <= end) & (end < 2**62)
         ),
         "one query at a time": load.scenario == "offline" or hold(end.shift(1) <= start),
-        "parts": hold((column("enqueue_ns") >= 0) & (column("enqueue_ns") <= busy))
-        and all(
-            table[name].null_count() == len(table)
-            if device == "cpu"
-            else hold((column(name) >= 0) & (column(name) <= 1.001 * busy + 1000))
-            for name in ON_DEVICE
+        "streams": hold(
+            column("stream") < (load.streams if load.scenario in ("multi-stream", "offline") else 1)
         ),
+        "parts": hold((column("enqueue_ns") >= 0) & (column("enqueue_ns") <= busy))
+        and all(table[name].null_count() == len(table) for name in absent)
+        and all(hold(column(name) >= 0) for name in ON_DEVICE)
+        and hold(polars.sum_horizontal(ON_DEVICE) <= 1.001 * busy + 1000)
+        and all(
+            each[name].null_count() in (0, len(each))
+            for each in (warm, measured)
+            for name in ON_DEVICE
+        )
+        and (len(compute) < 100 or compute.n_unique() > 1),
     }
 
 
-def find_impossible(record, table, machine, count):  # §5.6
+def is_due(load, seed, table):  # §5.6
+    """Whether a server's queries were due as the seed draws them, from some place in the warm-up on."""
+    if load.scenario != "server" or seed is None or load.get("rate_per_s") is None:
+        return (seed is None) == (load.scenario != "server")
+    due = table.filter(polars.col("phase") == 1).sort("start_ns")["scheduled_ns"].to_list()
+    gaps, draw = [after - before for before, after in pairwise(due)], Random(f"arrivals {seed}")
+    drawn = [round(draw.expovariate(load.rate_per_s) * 1e9) for _ in range(len(table))]
+    places = [at for at in range(1, len(drawn)) if gaps and abs(drawn[at] - gaps[0]) <= 1]
+    return not gaps or any(
+        len(drawn) - at >= len(gaps) and all(abs(a - b) <= 1 for a, b in zip(drawn[at:], gaps))
+        for at in places
+    )
+
+
+def follow_inputs(load, rotated, table):  # §5.6
+    """Whether the inputs of each stream's measured queries are in their order."""
+    if rotated < 1:
+        return True
+    steps, last = set(), {}
+    measured = table.filter(polars.col("phase") == 1).sort("start_ns")
+    for stream, number in measured.select("stream", "input").rows():
+        if stream in last:
+            steps.add((number - last[stream]) % rotated)
+        last[stream] = number
+    known = load.scenario == "offline" or steps <= {1 % rotated}
+    return known and len(steps) < 2 and (table["input"].max() or 0) < rotated
+
+
+def is_sound(load):  # §5.6
+    several = load.scenario in ("multi-stream", "offline")
+    rate = load.get("rate_per_s")
+    return (
+        load.streams >= 1
+        and (several or load.streams == 1)
+        and (rate is not None and 0 < rate < inf if load.scenario == "server" else rate is None)
+        and 0 < load.percentile < 100
+        and 0 < load.min_seconds <= load.max_seconds < inf
+        and 0 <= load.warm_up_seconds <= load.max_warm_up_seconds < inf
+        and min(load.output_checks, load.cache_probes) >= 0
+        and load.get("length") != 0
+    )
+
+
+def has_power(machine):  # §5.6
+    """Whether the energy counter advances as the power says."""
+    names = ("time_ns", "gpu_energy_mj", "gpu_power_w")
+    rows = [row for row in zip(*(machine.get(name, ()) for name in names)) if None not in row]
+    if len(rows) < 12 or rows[-1][0] - rows[0][0] < 8e9:
+        return True
+    power = sum((p + q) / 2 * (t - s) / 1e9 for (s, _, p), (t, _, q) in pairwise(rows))
+    return power / 1.5 <= (rows[-1][1] - rows[0][1]) / 1e3 <= power * 1.5
+
+
+def fits_memory(machine, most):  # §5.6
+    used, mine = (
+        max((each for each in machine.get(name, ()) if each is not None), default=None)
+        for name in ("gpu_used_bytes", "gpu_worker_bytes")
+    )
+    if used is None:
+        return True
+    return (most is None or used <= most) and (mine is None or mine <= 1.05 * used + 2**26)
+
+
+def find_impossible(record, table, machine, count, most=None):  # §5.6
     """The rules that raw data break; `table` has every query, `machine` every reading, and is empty without a file."""
     load, measured = record.load, table.filter(polars.col("phase") == 1)
     begun, ended = (measured[name] for name in ("start_ns", "end_ns"))
@@ -2672,7 +2753,8 @@ def find_impossible(record, table, machine, count):  # §5.6
     times = machine.get("time_ns", ())
     energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
     cpus, inputs = record.subject.affinity, record.inputs or {}
-    peaks = record.host_peak_bytes, record.device_peak_bytes, inputs.get("rotated_bytes")
+    peaks = record.host_peak_bytes, record.device_peak_bytes
+    shortest, longest = inputs.get("lengths") or (1, 1)
     rules = break_rules(load, record.subject.device, table) | {
         "readings": all(isfinite(each) and each >= 0 for each in read)
         and all(a <= b for a, b in chain(pairwise(times), pairwise(energy)))
@@ -2686,10 +2768,27 @@ def find_impossible(record, table, machine, count):  # §5.6
         or (0 < len(cpus) == len({*cpus}) <= (count or inf) and min(cpus) >= 0),
     }
     rules["counts"] = (
-        0 <= inputs.get("padding", 0.0) <= 1
-        and min(load.batch_size, load.streams) >= 1
+        min(load.batch_size, load.streams) >= 1
+        and record.process >= 0
         and all(each is None or each >= 0 for each in peaks)
+        and (
+            not inputs
+            or (
+                0 <= inputs["real"] <= inputs["count"]
+                and inputs["count"] >= 1
+                and min(inputs.get("rotated") or 0, inputs.get("rotated_bytes") or 0) >= 0
+                and 0 <= inputs.get("padding", 0.0) <= 1
+                and 1 <= shortest <= longest
+            )
+        )
     )
+    rules |= {
+        "energy": has_power(machine),
+        "memory": fits_memory(machine, most),
+        "the load": is_sound(load),
+        "inputs": follow_inputs(load, inputs.get("rotated") or 0, table),
+        "arrivals": is_due(load, record.get("arrivals_seed"), table),
+    }
     wrong = [name for name, holds in rules.items() if not holds]
     return wrong, (table["start_ns"].min() or 0, table["end_ns"].max() or 0)
 
@@ -3570,11 +3669,13 @@ def check_turns(at, run, builds):  # §5.5
         all(known) and len({(*each.parents, None)[0] for each in known}) == 1,
         f"{run.place}: compares builds that are not known to be of one model",
     )
+    at.check(all(map(has_settings, sides)), f"{run.place}: threads or CUDA graphs (§5)")
     for subject, build in zip(sides, known):
         if build:
             expected = {key: build.info[key] for key in ("backend", "precision", "device")}
             expected["sha256"] = subject.sha256 and build.engine
             expected["packages"] = build.info.get("packages") or []
+            expected |= list_repeated(subject, build)
             stated = subject | {
                 "device": subject.device.partition(":")[0],
                 "packages": subject.get("packages") or [],
@@ -3672,6 +3773,23 @@ def to_key(record):
     return tuple(record.load[key] for key in LOAD)
 
 
+def list_repeated(subject, build):  # §5
+    """What a subject repeats of its artifact's record, if it does."""
+    weights = build.info.weights
+    names = {
+        "model": build.info.model,
+        "weights": weights.sha256 if weights.trained else weights.source,
+    }
+    return {key: each for key, each in names.items() if subject.get(key) is not None}
+
+
+def has_settings(subject):  # §5
+    threads = subject.get("threads")
+    return (subject.get("cuda_graph") is None or subject.device != "cpu") and (
+        threads is None or subject.options.get("threads") == threads
+    )
+
+
 def read_measurement(at, run, record, builds, needed):
     """A measurement with what is judged of it; None if the dossier does not contain its samples."""
     place, subject, latency = f"{run.place}: {record.id}", record.subject, record.latency_ns
@@ -3679,11 +3797,13 @@ def read_measurement(at, run, record, builds, needed):
         expected = {key: build.info[key] for key in ("backend", "precision", "device")}
         expected["sha256"] = subject.sha256 and build.engine
         expected["packages"] = build.info.get("packages") or []
+        expected |= list_repeated(subject, build)
         stated = {
             "device": subject.device.partition(":")[0],
             "packages": subject.get("packages") or [],
         }
         at.compare(place, subject | stated, expected)
+    at.check(has_settings(subject), f"{place}: contradicts itself (§5): its threads or CUDA graphs")
     kinds = {"samples": record.samples_file, "machine": record.machine_file}
     for kind, name in kinds.items():
         at.check(
@@ -3699,7 +3819,9 @@ def read_measurement(at, run, record, builds, needed):
     table, machine = (at.raw(name, kind) if name else None for name, kind in zip(names, kinds))
     machine, span = {} if machine is None else machine.to_dict(as_series=False), None
     if table is not None:
-        wrong, span = find_impossible(record, table, machine, run.environment.get("cpu_count"))
+        gpus = [each.memory_bytes for each in run.environment.get("gpus") or ()]
+        count = run.environment.get("cpu_count")
+        wrong, span = find_impossible(record, table, machine, count, max(gpus, default=None))
         at.check(not wrong, f"{place}: impossible raw data (§5.6): {', '.join(wrong)}")
         span = span if len(table) else None
     environment = run.environment
@@ -4093,7 +4215,10 @@ def see(estimate, confidence, blocked, source, hidden=(0.0, 0.0), least=-inf, mo
         (factor * max(low, least), factor * min(high, most)),
         blocked,
         source,
-        lambda confidence: [factor * bound for bound in estimate.interval(confidence)],
+        lambda confidence: [
+            factor * bound
+            for bound in (getattr(estimate, "tail", None) or estimate.interval)(confidence)
+        ],
     )
 
 
@@ -4204,6 +4329,17 @@ def observe_accuracy(at):  # §8.1
             if f"{each.artifact or 'source'}:{columns[1]}" in table
         ]
         check_samples(at, run, table)
+        data = run.record.dataset
+        wrong = find_impossible_answer(
+            run.record.get("task", "classification"),
+            table,
+            columns[0],
+            data.classes,
+            data.get("labels") or (),
+        )
+        at.check(not wrong, f"{run.place}: impossible (§8.1.2): {wrong}")
+        if wrong:
+            continue
         figures = {
             each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows
         }.get(at.id, {})
@@ -4267,6 +4403,119 @@ def check_samples(at, run, table):
     at.check(len({*rows}) == len(rows), f"{run.place}: a build has two rows")
     if copies := len(hashes) - len({*hashes}):
         at.stated.append(f"{run.place}: {copies} of {len(hashes)} samples are copies of others")
+
+
+def are_boxes(boxes, label, numbers):  # §8.1.2
+    """Whether all have finite numbers, an area, and the whole number of a class at `label`."""
+    return all(
+        len(box) == numbers
+        and all(map(isfinite, box))
+        and max(map(abs, box[:4])) <= 2**20
+        and min(box[2:4]) > 0
+        and 0 <= box[label] == int(box[label])
+        for box in boxes
+    )
+
+
+def are_classes(numbers, classes):
+    return all(type(each) is int and 0 <= each < classes for each in numbers)
+
+
+def is_mask(png, classes, ignored=()):
+    pixels = read_mask(png)
+    return (pixels.filter(~pixels.is_in(ignored)).max() or 0) < classes
+
+
+def are_tags(tags, labels):
+    return all(isinstance(tag, str) and tag and tag.isprintable() for tag in tags) and (
+        not labels or {*tags} <= {*labels, "O"}
+    )
+
+
+def are_numbers(row, *_):
+    return len(row) > 0 and all(map(isfinite, row))
+
+
+def are_true_boxes(boxes, *_):
+    last = SIZES["class of a box"]
+    return are_boxes(boxes, 4, 7) and all(
+        box[4] < last and box[5] >= 0 and box[6] in (0, 1) for box in boxes
+    )
+
+
+def is_scored(answer, *_):
+    read_prediction(answer["prediction"])
+    return answer["score"] is None or 0 <= answer["score"] <= 1
+
+
+POSSIBLE = {  # §8.1.2: of a truth and of an answer, with the number of classes and their labels
+    "classification": (
+        lambda truth, classes, _: are_classes([truth], classes),
+        lambda best, classes, _: are_classes(best, classes) and 0 < len({*best}) == len(best) <= 5,
+    ),
+    "segmentation": (
+        lambda png, classes, _: is_mask(png, classes, (255,)),
+        lambda png, classes, _: is_mask(png, classes),
+    ),
+    "detection": (
+        are_true_boxes,
+        lambda boxes, *_: are_boxes(boxes, 5, 6) and all(box[4] >= 0 for box in boxes),
+    ),
+    "token-classification": (lambda tags, _, labels: are_tags(tags, labels),) * 2,
+    "question-answering": (
+        lambda texts, *_: all(isinstance(each, str) for each in texts),
+        lambda text, *_: isinstance(text, str),
+    ),
+    "multi-label-classification": (
+        lambda some, classes, _: are_classes(some, classes) and some == sorted({*some}),
+    )
+    * 2,
+    "regression": (are_numbers, are_numbers),
+    "embedding": (
+        lambda pair, *_: (
+            pair == [-1, 0]
+            or (len(pair) == 2 and 0 <= pair[0] == int(pair[0]) and isfinite(pair[1]))
+        ),
+        are_numbers,
+    ),
+    "user": (lambda *_: True, is_scored),
+}
+
+
+def find_impossible_answer(task, table, truths, classes, labels):  # §8.1.2
+    """The column, and the sample, that breaks a rule; None if there is none."""
+    task = "user" if task.startswith("user:") else task.removeprefix("text-")
+    if task not in POSSIBLE:
+        return None
+    named = task in ("segmentation", "token-classification", "multi-label-classification")
+    if task != "detection" and len(labels) not in ({0, classes} if named else {0}):
+        return "the names of the classes", len(labels)
+    true = table.get(truths, [None])
+    names = [name for name in table if re.search(r"(:best|[:_]prediction)$", name)]
+    named = [(name, table[name], POSSIBLE[task][1]) for name in names]
+    named += [] if None in true else [(truths, true, POSSIBLE[task][0])]
+    for name, values, holds in named:
+        for at, value in enumerate(values):
+            try:
+                fine = holds(value, classes, labels)
+            except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+                fine = False
+            if not fine:
+                return name, at
+    alike = {"token-classification": True, "regression": True, "embedding": False}
+    if task in alike:
+        judged = alike[task] and None not in true
+        columns = [table[name] for name in names] + ([true] if judged else [])
+        for at, row in enumerate(zip(*columns)):
+            if len({*map(len, row)}) > 1:
+                return "the lengths", at
+    if task == "embedding" and None not in true:
+        members = defaultdict(list)
+        for number, rating in (each for each in true if each != [-1, 0]):
+            members[number].append(rating)
+        odd = [one for one, pair in members.items() if len(pair) != 2 or pair[0] != pair[1]]
+        return ("the pairs", odd[0]) if odd else None
+    return None
 
 
 def describe_accuracy(classes, truths, source, found, members):  # §8.1
@@ -4812,6 +5061,7 @@ def observe_outputs(at):  # §8.3
             find_snr(rows, confidence),
         )
         peak = max(peaks) if finite else inf
+        level = 200.0 if snr is None else max(snr, -200.0)
         calibrated = info.data.endswith("which INT8 and FP8 are calibrated on")
         seen = calibrated and at.build.info.precision in ("int8", "fp8")
         blocked, alike = (
@@ -4825,8 +5075,8 @@ def observe_outputs(at):  # §8.3
             {
                 (output, info.get("steps") if output in states else None): {
                     "snr": Seen(
-                        200.0 if snr is None else max(snr, -200.0),
-                        ci,
+                        level,
+                        ci if snr is not None and finite else (level, level),
                         blocked or (ci is None and finite and snr is not None),
                         place,
                     ),
@@ -5422,6 +5672,150 @@ def hold_rounds(tuning):
     )
 
 
+def is_checked(one):
+    """Whether the check of a measurement's outputs is possible."""
+    check = one.get("output_check")
+    if not check:
+        return True
+    error, word = check.get("relative_error"), (check.get("tolerance") or "").rpartition(" ")[2]
+    most = float(word) if re.fullmatch(r"[0-9.]+(e[+-]?[0-9]+)?", word) else inf
+    fits = not check.passed or (error or 0.0) <= most * (1 + 1e-5)
+    return (
+        0 <= check.checked <= one.load.output_checks
+        and (check.passed or "wrong-output" in [each.code for each in one.reasons])
+        and (error is None or 0 <= error < inf)
+        and fits
+    )
+
+
+def break_data(at, run):
+    """The data set of an evaluation, by itself and beside its samples."""
+    data, budget = run.record.dataset, run.record.accuracy_budget
+    path, hashes = at.path(f"{run.place}/predictions.parquet"), ()
+    if path.is_file():
+        hashes = at.frame(f"{run.place}/predictions.parquet")["sha256"]
+    sound = (
+        len({*data.unreadable}) == len(data.unreadable)
+        and 0 <= data.truncated <= data.count
+        and (budget is None or budget >= 0)
+        and all(each is not None and re.fullmatch("[0-9a-f]{64}", each) for each in hashes)
+    )
+    return {"a data set": sound}
+
+
+def break_preprocessing(at, run):
+    """The record of a proof beside the rows of its images."""
+    record, rows = run.record, at.table(f"{run.place}/images.parquet", "images")
+    if not rows:
+        return {}
+    parity, count, room = record.parity, len(rows["image"]), 1 + 1e-6
+    model, trained = run.info.get("model") or record.model, run.info.get("trained")
+    sound = (
+        model == record.model
+        and trained in (None, record.trained)
+        and count <= record.images["count"]
+        and 0 <= parity.far <= count
+        and all(
+            0 <= step.mean_levels <= step.max_levels * room
+            and 0 <= step.off_share <= 1
+            and 0 <= step.images <= record.images["count"]
+            for step in parity.steps
+        )
+    )
+    classes = [
+        0 <= label < size
+        for name in ("reference_class", "dali_class")
+        for label, size in zip(rows.get(name, ()), rows["values"])
+        if label is not None
+    ]
+    if {"mean_levels", "max_levels"} <= {*rows}:
+        levels = dict(zip(rows["image"], zip(rows["mean_levels"], rows["max_levels"])))
+        sound &= all(0 <= mean <= most * room < 510 for mean, most in levels.values())
+        sound &= all(
+            one.image in levels
+            and all(
+                isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-6)
+                for mine, theirs in zip((one.mean_levels, one.max_levels), levels[one.image])
+            )
+            for one in parity.get("worst") or ()
+        )
+    task = record.get("task") or ""
+    if task in ("detection", "segmentation"):
+        sound &= find_impossible_answer(task, rows, "truth", 256, ()) is None
+    return {"a proof of preprocessing": sound and all(classes)}
+
+
+def has_one_best(rows, one, other):
+    """Whether the largest values of equal outputs lie at one place."""
+    if not {one, other} <= {*rows}:
+        return True
+    columns = (rows[name] for name in (one, other, "difference_square", "finite"))
+    return all(
+        first == second
+        for first, second, apart, finite in zip(*columns)
+        if finite and apart == 0 and None not in (first, second)
+    )
+
+
+COMPUTE_CAPABILITIES = {  # §2.1, by a word of the GPU's name
+    "7.0": "V100",
+    "7.5": "T4",
+    "8.0": "A100",
+    "8.6": "A10 A40",
+    "8.9": "L4 L40 L40S",
+    "9.0": "H100 H200 GH200",
+    "10.0": "B200 GB200",
+}
+NOTHING = hashlib.sha256(b"").hexdigest()
+
+
+def find_other_facts(records):  # §2.1
+    """(place, what): machines that are none, and files of one hash with two sizes."""
+    named = {word: one for one, words in COMPUTE_CAPABILITIES.items() for word in words.split()}
+    known, sizes = {}, {NOTHING: 0}
+    for record in records:
+        count = record.environment.get("cpu_count")
+        if count is not None and count < 1:
+            yield record.place, "a machine"
+        for gpu in record.environment.get("gpus") or ():
+            words = re.findall(r"[A-Za-z0-9]+", gpu.name)
+            expected = {named[word] for word in words if word in named}
+            expected |= {known.setdefault(gpu.name, gpu.compute_capability)}
+            if expected != {gpu.compute_capability} or gpu.memory_bytes <= 0:
+                yield record.place, "a machine"
+        for name, file in record.files.items():
+            right = sizes.setdefault(file.sha256, file.size_bytes) == file.size_bytes
+            if not right or (file.size_bytes == 0 and file.sha256 != NOTHING):
+                yield record.place, f"the size of {name}"
+
+
+def find_other_predictions(at, runs):  # §2.1
+    """Pairs of evaluations in which an engine gave the same samples other classes."""
+    evaluated = [run for run in runs if run.kind == "evaluate"]
+    for one, other in combinations(evaluated, 2):
+        same = [
+            (run.record.dataset.sha256, run.record.model_id, run.record.get("task"))
+            for run in (one, other)
+        ]
+        tables = [at.table(f"{run.place}/predictions.parquet", None) for run in (one, other)]
+        if same[0] != same[1] or not all(tables):
+            continue
+        files = [
+            {row.artifact: row.get("sha256") for row in run.record.results} for run in (one, other)
+        ]
+        for artifact in files[0].keys() & files[1].keys():
+            name = f"{artifact or 'source'}:best"
+            if len({each[artifact] for each in files} - {None}) > 1 or any(
+                name not in table for table in tables
+            ):
+                continue
+            first, second = (dict(zip(table["path"], table[name])) for table in tables)
+            both = first.keys() & second.keys()
+            apart = sum(first[path][:1] != second[path][:1] for path in both)
+            if apart > 2 + 0.01 * len(both):
+                yield other.place, f"predictions of {artifact or 'source'} beside {one.place}"
+
+
 def break_names(record, builds):
     """What a record repeats of those that it was made from."""
     rules = {}
@@ -5468,24 +5862,33 @@ def break_run(run, builds):
             not build or (is_of_record(row, build) and run.record.model_id in build.parents)
             for row, build in known
         )
+        rules["a calibrated build"] = all(
+            row.calibrated_on == row.samples
+            for row, build in known
+            for graph in (builds.get(each) for each in (build.parents if build else ()))
+            if graph
+            and graph.kind == "graph"
+            and graph.info.get("set")
+            and graph.info["set"].sha256 == run.record.dataset.sha256
+        )
     if run.kind == "profile":
         known = [(each.subject, builds.get(each.subject.artifact)) for each in run.record.stages]
         rules["a profiled build"] = all(
             not build or is_of_record(one, build) for one, build in known
         )
     if run.kind == "bench":
-        checks = [(one.get("output_check"), one.reasons) for one in run.record.measurements]
-        rules["an output check"] = all(
-            not check
-            or (
-                check.checked >= 0
-                and (check.passed or "wrong-output" in [each.code for each in reasons])
-            )
-            for check, reasons in checks
-        )
+        rules["an output check"] = all(map(is_checked, run.record.measurements))
     if run.kind == "preprocess" and run.record.throughput:
         rules["rounds of preprocessing"] = hold_rounds(run.record.throughput)
     return rules
+
+
+def is_earlier(previous, created):
+    """Whether an earlier sign-off is possible."""
+    return not previous or (
+        datetime.fromisoformat(previous.created_utc) <= datetime.fromisoformat(created)
+        and all(each.low <= each.value <= each.high for each in previous.figures.values())
+    )
 
 
 def check_records(at, runs, wanted):
@@ -5502,6 +5905,8 @@ def check_records(at, runs, wanted):
         "the request": all(len({*each}) == len(each) and not {*each} & names for each in gone)
         and not (since and since > datetime.fromisoformat(request.created_utc))
         and len(checked) <= request.verifications <= 10**6
+        and is_earlier(request.get("previous"), request.created_utc)
+        and re.fullmatch("([0-9a-f]{64})?", request.get("verifier") or "") is not None
         and 0 < request.baselines <= 10**6
         and (
             request.baseline is not None
@@ -5517,13 +5922,23 @@ def check_records(at, runs, wanted):
     }
     broken = [("request.json", name) for name, holds in rules.items() if not holds]
     known = {"artifact": break_artifact, "verification": break_verification}
+    broken += [*find_other_facts([*at.builds.values(), *runs])]
+    broken += [*find_other_predictions(at, at.runs)]
     for build in at.builds.values():
         found = known[build.kind](build) if build.kind in known else {}
+        if build.kind == "verification":
+            rows = at.table(f"{build.place}/errors.parquet", "errors")
+            found["the largest values"] = has_one_best(rows, "reference_best", "output_best")
         found |= break_names(build, at.builds)
         broken += [(build.place, name) for name, holds in found.items() if not holds]
     for run in runs:
         found = break_run(run, at.builds)
-        found |= break_rows(at, run) if run.kind == "evaluate" else {}
+        if run.kind == "evaluate":
+            found |= break_rows(at, run) | break_data(at, run)
+        if run.kind == "preprocess":
+            rows = at.table(f"{run.place}/images.parquet", "images")
+            found |= break_preprocessing(at, run)
+            found["the largest values"] = has_one_best(rows, "reference_class", "dali_class")
         broken += [(run.place, name) for name, holds in found.items() if not holds]
     for record in (*at.builds.values(), *runs):
         for name, file in record.files.items():

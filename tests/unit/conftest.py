@@ -346,9 +346,10 @@ class Workspace:
         table.write_parquet(run.path / "predictions.parquet")
         lines = zip(table["sha256"], table["path"], strict=True)
         drawn = hash_text("".join(f"{known}  {path}\n" for known, path in lines))
-        named = {"name": "digits/validation", "sha256": drawn, **(dataset or {})}
+        named: dict[str, Any] = {"name": "digits/validation", "sha256": drawn, "classes": 10}
+        named |= dataset or {}
         named |= {"groups": len(set(groups))} if groups else {}
-        samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
+        samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, **named)
         row = EvaluatedModel(
             entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256
         )
@@ -427,7 +428,7 @@ class Workspace:
             record, parity=parity, **({"model_sha256": hash_model(exported.manifest)} | changes)
         )
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
-        return finish_run(run, command="optpipe preprocess digits", model="digits")
+        return finish_run(run, command="optpipe preprocess digits", model="digits", trained=trained)
 
     def sign_off(self, policy, target, **wanted):
         """The verdict by `policy`, and its dossier without reports, sealed at `target`; `wanted` of the request."""
@@ -510,7 +511,6 @@ def measurement(
             device="cpu",
             model="digits",
             sha256=entry.sha256("model.onnx"),
-            threads=2,
             options=options or {},
             packages=entry.info.packages,
         ),

@@ -175,6 +175,11 @@ def evaluate_artifacts(
         found = predict(partial(run_torch_model, loaded.given, card), "source")
     source_undefined, count = found.undefined, len(samples.rows)
     kind = samples.kind if samples.rows is samples.files else "inputs"
+    if source_undefined and task.needs_finite:
+        raise BadInputError(
+            f"the source model gives NaN or infinity for {len(source_undefined)} of {count} {kind}, and nothing can be compared with it",
+            remedy="evaluate on other data, or correct the model",
+        )
     if source_undefined:
         listener.warn(
             f"the source model gives NaN for {len(source_undefined)} of {count} {kind}; their scores mean nothing"
@@ -192,7 +197,8 @@ def evaluate_artifacts(
             rows.append(EvaluatedArtifact(entry, None, error.message, failed=True))
             continue
         if broken := found.undefined - source_undefined:
-            problem = f"gives NaN for {len(broken)} of {count} {kind}, unlike the source model: its scores are withheld"
+            what = "NaN or infinity" if task.needs_finite else "NaN"
+            problem = f"gives {what} for {len(broken)} of {count} {kind}, unlike the source model: its scores are withheld"
             rows.append(EvaluatedArtifact(entry, None, problem, failed=True))
             continue
         if used := _count_calibration_samples(entry, samples, store):
@@ -245,8 +251,11 @@ def predict_samples(
         if count < card.batch_range[0]:
             rows = {key: each[:count] for key, each in rows.items()}
         first = rows[card.outputs[0].name]
-        classes = int(first.shape[-1]) if first.ndim > 1 else 0
-        undefined |= {len(values) + each for each in _find_undefined(rows, count)}
+        axis = -1 if task.class_axis is None else task.class_axis
+        classes = int(first.shape[axis]) if first.ndim > max(axis, 1) else 0
+        undefined |= {
+            len(values) + each for each in _find_undefined(rows, count, finite=task.needs_finite)
+        }
         files, start = of_rows[len(values) : len(values) + count], len(values)
         decoded = task.decode(rows, files, samples, card)
         if recorder is not None and of_rows is samples.files:
@@ -273,13 +282,18 @@ def predict_samples(
     return replace(found, parts=recorder.parts, withheld=recorder.withheld)
 
 
-def _find_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> list[int]:
-    """Which of `count` samples have NaN in an output; all of them if an output's rows are no samples."""
+def _find_undefined(
+    rows: Mapping[str, NDArray[Any]], count: int, *, finite: bool = False
+) -> list[int]:
+    """Which of `count` samples have NaN in an output, or infinity if it must be `finite`; all if its rows are no samples."""
     undefined = np.zeros(count, bool)
     for value in rows.values():
-        if value.dtype.kind == "f" and np.isnan(value).any():
+        if value.dtype.kind != "f":
+            continue
+        wrong = ~np.isfinite(value) if finite else np.isnan(value)
+        if wrong.any():
             apart = value.shape[:1] == (count,)
-            undefined |= np.isnan(value).reshape(count, -1).any(axis=1) if apart else True
+            undefined |= wrong.reshape(count, -1).any(axis=1) if apart else True
     return [int(each) for each in np.flatnonzero(undefined)]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from optpipe.core.files import hash_text
+from optpipe.evaluate.possible_answers import Known, find_impossible_answers
 from optpipe.evaluate.recompute import read_evaluation, read_predictions
 from optpipe.evaluate.tasks.classification import TOP_K
 from optpipe.workspace.entry import Run
@@ -15,7 +16,8 @@ def find_foreign_samples(run: Run) -> Iterator[str]:
     """One line for each way in which the rows contradict the data set. Raises BadInputError for an invalid file."""
     if not run.files.has(PREDICTIONS):
         return
-    frame, stated = read_predictions(run), read_evaluation(run).dataset.sha256
+    frame, evaluated = read_predictions(run), read_evaluation(run)
+    stated = evaluated.dataset.sha256
     if absent := {"path", "sha256"} - set(frame.columns):
         yield f"{PREDICTIONS}: has no column {', '.join(sorted(absent))}"
         return
@@ -34,6 +36,9 @@ def find_foreign_samples(run: Run) -> Iterator[str]:
     for name in (each for each in frame.columns if each.endswith(":best")):
         if (frame[name].list.len() > TOP_K).any():
             yield f"{PREDICTIONS}: {name} has more than {TOP_K} classes"
+    known = Known(evaluated.dataset.classes, evaluated.dataset.labels)
+    wrong = find_impossible_answers(evaluated.task, known, frame)
+    yield from (f"{PREDICTIONS}: {each}" for each in wrong)
     yield from _find_unstated_builds(run, frame)
 
 

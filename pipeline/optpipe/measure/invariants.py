@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from random import Random
 from types import MappingProxyType
 
 import polars as pl
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.load import LoadSpec, Scenario
+from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
+    InputPool,
     Measurement,
     Phase,
     read_measurements,
@@ -40,6 +42,12 @@ ON_DEVICE = ("h2d_ns", "compute_ns", "d2h_ns")
 ALWAYS_READ = ("time_ns", "other_cpu_cores", "worker_cpu_cores", "worker_waited_cores")
 CLOCK_SHARE, CLOCK_NS = 1.001, 1000
 """By how much a GPU's events may exceed the host's time of the query: they are of another clock, in steps of about 0.5 us."""
+EVENTS_THAT_SCATTER = 100
+"""So many kernels do not all take the same time."""
+FEWEST_READINGS, SHORTEST_S, SENSORS_APART = 12, 8.0, 1.5
+"""From when on a GPU's energy is compared with its power, and the largest ratio of both: some cards average power over a second."""
+MEMORY_SHARE, MEMORY_BYTES = 1.05, 2**26
+"""By how much a process's memory may exceed that of the device, which is read a moment before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class RawMeasurement:
     queries: RawQueries
     machine: pl.DataFrame | None
     cpu_count: int | None
+    gpu_bytes: int | None = None
+    """Memory of the largest GPU; None without one."""
 
 
 def hold_phases(raw: RawQueries) -> bool:
@@ -97,14 +107,35 @@ def hold_one_at_a_time(raw: RawQueries) -> bool:
     return _hold(raw.samples, pl.col("start_ns") >= pl.col("end_ns").shift(1))
 
 
+def hold_streams(raw: RawQueries) -> bool:
+    several = raw.load.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE)
+    return _hold(raw.samples, pl.col("stream") < (raw.load.streams if several else 1))
+
+
 def hold_parts(raw: RawQueries) -> bool:
     took = pl.col("end_ns") - pl.col("start_ns")
-    if raw.on_cpu and any(raw.samples[name].count() for name in ON_DEVICE):
+    unmeasured = ON_DEVICE if raw.on_cpu else ("h2d_ns", "d2h_ns")
+    if (raw.on_cpu or raw.load.mode is Mode.COMPUTE) and any(
+        raw.samples[name].count() for name in unmeasured
+    ):
         return False
-    return _hold(raw.samples, pl.col("enqueue_ns").is_between(0, took)) and all(
-        _hold(raw.samples, pl.col(name).is_between(0, took * CLOCK_SHARE + CLOCK_NS))
-        for name in ON_DEVICE
+    partly = raw.samples.group_by("phase").agg(
+        pl.col(name).is_null().n_unique() for name in ON_DEVICE
     )
+    together = pl.sum_horizontal(ON_DEVICE)
+    return (
+        _hold(raw.samples, pl.col("enqueue_ns").is_between(0, took))
+        and all(_hold(raw.samples, pl.col(name) >= 0) for name in ON_DEVICE)
+        and _hold(raw.samples, together <= took * CLOCK_SHARE + CLOCK_NS)
+        and all(_hold(partly, pl.col(name) == 1) for name in ON_DEVICE)
+        and hold_scatter(raw)
+    )
+
+
+def hold_scatter(raw: RawQueries) -> bool:
+    """Whether the times of many queries on a device are not all equal."""
+    compute = raw.measured["compute_ns"]
+    return compute.count() < EVENTS_THAT_SCATTER or compute.n_unique() > 1
 
 
 def hold_readings(raw: RawMeasurement) -> bool:
@@ -120,6 +151,72 @@ def hold_readings(raw: RawMeasurement) -> bool:
             for name in MACHINE_COLUMNS
         )
     )
+
+
+def hold_energy(raw: RawMeasurement) -> bool:
+    """Whether the energy counter advances as the power says, by the rule of trapezoids."""
+    if raw.machine is None:
+        return True
+    read = raw.machine.drop_nulls(("gpu_energy_mj", "gpu_power_w"))
+    times = read["time_ns"]
+    lasted_s = (times[-1] - times[0]) / 1e9 if len(times) else 0.0
+    if len(read) < FEWEST_READINGS or lasted_s < SHORTEST_S:
+        return True
+    watts, passed_s = read["gpu_power_w"], times.diff().cast(pl.Float64) / 1e9
+    by_power = float(((watts + watts.shift(1)) / 2 * passed_s).sum())
+    counted = (read["gpu_energy_mj"][-1] - read["gpu_energy_mj"][0]) / 1e3
+    return bool(by_power / SENSORS_APART <= counted <= by_power * SENSORS_APART)
+
+
+def hold_memory(raw: RawMeasurement) -> bool:
+    if raw.machine is None:
+        return True
+    used, mine = (
+        _find_largest(raw.machine[name]) for name in ("gpu_used_bytes", "gpu_worker_bytes")
+    )
+    if used is None:
+        return True
+    fits = raw.gpu_bytes is None or used <= raw.gpu_bytes
+    return fits and (mine is None or mine <= MEMORY_SHARE * used + MEMORY_BYTES)
+
+
+def hold_inputs(raw: RawMeasurement) -> bool:
+    """Whether the rotated inputs follow each other in each stream."""
+    inputs, scenario = raw.stored.inputs, raw.stored.load.scenario
+    if inputs is None or inputs.rotated < 1:
+        return True
+    if not _hold(raw.queries.samples, pl.col("input") < inputs.rotated):
+        return False
+    number = pl.col("input").cast(pl.Int64)
+    step = (number - number.shift(1)).over("stream") % inputs.rotated
+    steps = raw.queries.measured.select(step).to_series().drop_nulls().unique().to_list()
+    return len(steps) < 2 and (scenario is Scenario.OFFLINE or steps in ([], [1 % inputs.rotated]))
+
+
+def hold_arrivals(raw: RawMeasurement) -> bool:
+    """Whether a server's queries were due as `arrivals_seed` draws them, from any place in the warm-up on."""
+    load, seed = raw.stored.load, raw.stored.arrivals_seed
+    if load.scenario is not Scenario.SERVER or seed is None or load.rate_per_s is None:
+        return (seed is None) == (load.scenario is not Scenario.SERVER)
+    gaps = raw.queries.measured["scheduled_ns"].diff().drop_nulls().to_list()
+    generator = Random(f"arrivals {seed}")
+    drawn = [
+        round(generator.expovariate(load.rate_per_s) * 1e9) for _ in range(len(raw.queries.samples))
+    ]
+    return not gaps or any(
+        abs(drawn[at] - gaps[0]) <= 1
+        and all(abs(one - other) <= 1 for one, other in zip(drawn[at:], gaps, strict=False))
+        for at in range(1, len(drawn) - len(gaps) + 1)
+    )
+
+
+def hold_load(raw: RawMeasurement) -> bool:
+    load = raw.stored.load
+    try:
+        load.require_sound()
+    except BadInputError:
+        return False
+    return min(load.output_checks, load.cache_probes) >= 0 and load.length != 0
 
 
 def hold_watched(raw: RawMeasurement) -> bool:
@@ -152,14 +249,24 @@ def hold_processors(raw: RawMeasurement) -> bool:
 
 
 def hold_counts(raw: RawMeasurement) -> bool:
-    stored, inputs = raw.stored, raw.stored.inputs
-    bytes_ = [stored.host_peak_bytes, stored.device_peak_bytes]
-    if inputs is not None:
-        bytes_.append(inputs.rotated_bytes)
-        if not 0 <= inputs.padding <= 1:
-            return False
-    return min(stored.load.batch_size, stored.load.streams) >= 1 and all(
-        each is None or each >= 0 for each in bytes_
+    stored = raw.stored
+    bytes_ = (stored.host_peak_bytes, stored.device_peak_bytes)
+    return (
+        min(stored.load.batch_size, stored.load.streams) >= 1
+        and stored.process >= 0
+        and all(each is None or each >= 0 for each in bytes_)
+        and (stored.inputs is None or hold_pool(stored.inputs))
+    )
+
+
+def hold_pool(inputs: InputPool) -> bool:
+    shortest, longest = inputs.lengths or (1, 1)
+    return (
+        0 <= inputs.real <= inputs.count
+        and inputs.count >= 1
+        and min(inputs.rotated, inputs.rotated_bytes) >= 0
+        and 0 <= inputs.padding <= 1
+        and 1 <= shortest <= longest
     )
 
 
@@ -169,18 +276,24 @@ OF_QUERIES: Mapping[str, Callable[[RawQueries], bool]] = MappingProxyType(
         "images are not those of the load": hold_images,
         "a query was scheduled after it started, started after it ended, or waited without a server": hold_times,
         "queries overlap, but the load has one at a time": hold_one_at_a_time,
-        "parts of a query are longer than the query, or of a device that it did not run on": hold_parts,
+        "a query is of a stream that the load does not have": hold_streams,
+        "parts of a query are longer than the query, or of a device that it did not run on, partly missing, or all equal": hold_parts,
     }
 )
 """What is wrong if the function returns False."""
 OF_MEASUREMENTS: Mapping[str, Callable[[RawMeasurement], bool]] = MappingProxyType(
     {
         "the machine's readings are out of order, negative, or not finite": hold_readings,
+        "the energy that was counted is not that of the power": hold_energy,
+        "the process used more memory than its GPU, or the GPU more than it has": hold_memory,
         "no reading of the machine is from the measurement": hold_watched,
         "the machine was read more often than it is": hold_pace,
         "it is VALID and shorter than its load asks for": hold_length,
         "its processors repeat, or are more than the machine has": hold_processors,
         "a count is negative, or a share is not from 0 to 1": hold_counts,
+        "its load is none that can be measured": hold_load,
+        "the inputs do not follow each other": hold_inputs,
+        "the queries were not due as the seed draws them": hold_arrivals,
     }
 )
 """What is wrong if the function returns False."""
@@ -233,6 +346,7 @@ def find_impossible(run: Run) -> Iterator[str]:
             if stored.machine_file and run.files.has(stored.machine_file)
             else None,
             run.manifest.environment.cpu_count,
+            max((gpu.memory_bytes for gpu in run.manifest.environment.gpus), default=None),
         )
         yield from (f"{place}: {wrong}" for wrong in list_broken_rules(raw))
         spans += list_spans(stored, queries.samples)
@@ -333,6 +447,11 @@ def _find_wrong_columns(
         yield f"{name} has other columns or types than the format: {', '.join(map(repr, wrong))}"
     elif absent := [each for each in expected if each not in nullable and frame[each].has_nulls()]:
         yield f"{name} has no value in some rows of {', '.join(absent)}"
+
+
+def _find_largest(column: pl.Series) -> int | None:
+    largest = column.max()
+    return None if largest is None else int(largest)  # type: ignore[arg-type]
 
 
 def _hold(frame: pl.DataFrame, rule: pl.Expr) -> bool:

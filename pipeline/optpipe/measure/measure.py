@@ -70,6 +70,7 @@ from optpipe.models.inputs.tensor_files import holds_tensors
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.entry import get_utc_time
+from optpipe.workspace.environment import list_gpus
 from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import OpenRun
@@ -185,7 +186,9 @@ def _leave_out_impossible(found: Measurement, blank: Measurement, directory: Pat
     samples = read_parquet(files, found.samples_file).sort("start_ns", maintain_order=True)
     machine = None if found.machine_file is None else read_parquet(files, found.machine_file)
     queries = RawQueries(found.load, found.subject.device, samples)
-    broken = list_broken_rules(RawMeasurement(found, queries, machine, os.cpu_count()))
+    gpu_bytes = max((gpu.memory_bytes for gpu in list_gpus()), default=None)
+    raw = RawMeasurement(found, queries, machine, os.cpu_count(), gpu_bytes)
+    broken = list_broken_rules(raw)
     if not broken:
         return found
     for name in filter(None, (found.samples_file, found.machine_file)):

@@ -4,6 +4,7 @@ A record that was edited with every hash put right shows itself where it says a 
 all, a verification that passed with errors above its tolerance, a row of another precision than its build.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from math import isclose
@@ -16,7 +17,7 @@ from optpipe.core.entries import (
     ReferenceInfo,
     VerificationInfo,
 )
-from optpipe.core.measurement import Measurement, read_measurements
+from optpipe.core.measurement import read_measurements
 from optpipe.core.parquet import read_parquet
 from optpipe.core.records import record_from_files
 from optpipe.evaluate.recompute import read_evaluation
@@ -24,9 +25,28 @@ from optpipe.evaluate.result import Evaluation
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning, compute_speedup
 from optpipe.signoff.dossier import Dossier, DossierRequest
+from optpipe.signoff.possible_records import (
+    Stated,
+    check_calibration,
+    check_data,
+    check_output_check,
+    check_preprocessing,
+    check_previous,
+    find_impossible_classes,
+    find_other_facts,
+    find_other_predictions,
+)
 from optpipe.trace.report import ProfileRecord
 from optpipe.workspace.entry import MANIFEST, Entry, Run
-from optpipe.workspace.file_names import BUILDS, PREDICTIONS, PREPROCESSING, PROFILE, REQUEST
+from optpipe.workspace.file_names import (
+    BUILDS,
+    OUTPUT_ERRORS,
+    PREDICTIONS,
+    PREPROCESSING,
+    PROFILE,
+    REQUEST,
+    ROWS,
+)
 
 ROUNDING = 1e-6
 """By how much shares may exceed 1, and by which share figures may differ."""
@@ -49,6 +69,25 @@ def find_contradicting_records(dossier: Dossier) -> Iterator[str]:
         place = run.files.prefix.rstrip("/")
         found = (*_check_sizes(run), *_check_run(run, builds))
         yield from (f"{place}: {wrong}" for wrong in found)
+    yield from find_other_facts(_list_facts(dossier))
+    yield from find_other_predictions(dossier.every_run)
+
+
+def _list_facts(dossier: Dossier) -> Stated:
+    records: list[tuple[str, Entry[Any] | Run]] = [
+        (f"{BUILDS}/{each.path.name}", each) for each in dossier.builds
+    ]
+    records += [
+        (run.files.prefix.rstrip("/"), run) for run in (*dossier.every_run, *dossier.baseline_runs)
+    ]
+    return Stated(
+        {place: each.manifest.environment for place, each in records},
+        [
+            (f"{place}/{name}", file)
+            for place, each in records
+            for name, file in each.manifest.files.items()
+        ],
+    )
 
 
 def _check_sizes(entry: Entry[Any] | Run) -> Iterator[str]:
@@ -64,6 +103,9 @@ def _check_build(entry: Entry[Any]) -> Iterator[str]:
         yield from _check_proof(entry.info)
     if isinstance(entry.info, VerificationInfo):
         yield from _check_verification(entry.info, entry.recipe.get("minimum_snr_db"))
+        if entry.files.has(OUTPUT_ERRORS):
+            rows = read_parquet(entry.files, OUTPUT_ERRORS)
+            yield from find_impossible_classes(rows, "reference_best", "output_best")
 
 
 def _check_proof(info: ArtifactInfo) -> Iterator[str]:
@@ -130,6 +172,8 @@ def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
     if run.kind == "evaluate":
         evaluated = read_evaluation(run)
         yield from _check_rows(evaluated, run)
+        yield from check_data(evaluated, run)
+        yield from check_calibration(evaluated, builds)
         for row in evaluated.results:
             if (build := builds.get(row.artifact or "")) is not None:
                 yield from _compare_with_record(
@@ -147,10 +191,14 @@ def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
                 )
     if run.kind == "bench":
         for one in read_measurements(run.files):
-            yield from _check_output_check(one)
+            yield from check_output_check(one)
     if run.kind == "preprocess":
-        tuning = record_from_files(run.files, PREPROCESSING, PreprocessRecord).throughput
-        yield from () if tuning is None else _check_rounds(tuning)
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+        yield from () if record.throughput is None else _check_rounds(record.throughput)
+        if run.files.has(ROWS):
+            rows = read_parquet(run.files, ROWS)
+            yield from check_preprocessing(record, rows, run)
+            yield from find_impossible_classes(rows, "reference_class", "dali_class")
 
 
 def _compare_with_record(stated: Mapping[str, str | None], build: Entry[Any]) -> Iterator[str]:
@@ -158,16 +206,6 @@ def _compare_with_record(stated: Mapping[str, str | None], build: Entry[Any]) ->
         expected = str(getattr(build.info, name))  # built for `cuda`, run on `cuda:0`
         if value is not None and value.partition(":")[0] != expected:
             yield f"{name} of {build.id} is {value!r}, but {BUILDS}/{build.path.name} says {expected!r}"
-
-
-def _check_output_check(one: Measurement) -> Iterator[str]:
-    check = one.output_check
-    if check is None:
-        return
-    if check.checked < 0:
-        yield f"{one.id}: {check.checked} outputs were checked"
-    if not check.passed and "wrong-output" not in {reason.code for reason in one.reasons}:
-        yield f"{one.id}: an output was wrong, and no reason says so"
 
 
 def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
@@ -181,6 +219,9 @@ def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
         asked, judged = dossier.policy.build.get(key), str(getattr(dossier.artifact.info, key))
         if asked not in (None, judged):
             yield f"the policy asks for a build of {key} {asked!r}, and {judged!r} was judged"
+    if request.verifier and not re.fullmatch("[0-9a-f]{64}", request.verifier):
+        yield f"its verifier has the SHA-256 {request.verifier!r}"
+    yield from check_previous(request)
     if request.baseline is None and (dossier.baseline_runs or of_baseline != (None, None)):
         yield "something of a baseline is there, and it names none"
     for kind, names in (("removed", request.removed), ("other_file", request.other_file)):

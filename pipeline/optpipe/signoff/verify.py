@@ -508,6 +508,7 @@ def _check_run(
         for one in measured:
             where = f"{place}/{MEASUREMENTS_FILE}: {one.id}"
             yield from _check_subject(one.subject, builds, where)
+            yield from _check_settings(one.subject, where)
             files = (one.samples_file, one.machine_file) if one.subject.artifact in needed else ()
             yield from (
                 f"{where}: {name} is missing" for name in files if name and not run.files.has(name)
@@ -522,6 +523,7 @@ def _check_run(
         models: set[str | None] = set()
         for subject in (turns.over, turns.judged):
             yield from _check_subject(subject, builds, f"{place}/{TURNS}")
+            yield from _check_settings(subject, f"{place}/{TURNS}")
             models |= (
                 set(builds[subject.artifact].manifest.parents[:1])
                 if subject.artifact in builds
@@ -573,7 +575,22 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     }
     if subject.sha256 is not None:
         stated["sha256"], expected["sha256"] = subject.sha256, hash_engine(build)
+    weights = info.weights.sha256 if info.weights.trained else info.weights.source
+    for key, mine, theirs in (
+        ("model", subject.model, info.model),
+        ("weights", subject.weights, weights),
+    ):
+        if mine is not None:
+            stated[key], expected[key] = mine, theirs
     yield from _compare(stated, expected, place, name)
+
+
+def _check_settings(subject: Subject, place: str) -> Iterator[str]:
+    """What a subject states twice: its threads among its options, and CUDA graphs of a device."""
+    if (subject.cuda_graph is not None) and subject.device == "cpu":
+        yield f"{place}: a CPU has no CUDA graphs"
+    if subject.threads is not None and subject.options.get("threads") != subject.threads:
+        yield f"{place}: {subject.threads} threads, and its options say otherwise"
 
 
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:

@@ -20,6 +20,7 @@ from optpipe.evaluate.document import document_from_evaluation
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     Predictions,
+    _find_undefined,
     predict_samples,
     score_artifacts,
 )
@@ -213,10 +214,18 @@ def predict_boxes(run, *counts, batch=(1, 1, 1)):
         "s", [{"x": np.array([[count, 0] for count in counts], np.float32)}]
     )
     task: Any = SimpleNamespace(
+        needs_finite=False,
+        class_axis=None,
         decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files],
         join_rows=lambda rows, _: rows,
     )
     return predict_samples(cast("Any", None), detector, samples, task, run)
+
+
+@pytest.mark.parametrize(("finite", "undefined"), [(False, [1]), (True, [0, 1])])
+def test_numbers_that_are_compared_are_finite(*, finite: bool, undefined: list[int]) -> None:
+    rows = {"y": np.array([[1.0, np.inf], [np.nan, 0.0], [1.0, 2.0]])}
+    assert _find_undefined(rows, 3, finite=finite) == undefined
 
 
 def test_all_boxes_of_an_image_are_judged() -> None:

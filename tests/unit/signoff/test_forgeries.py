@@ -419,6 +419,7 @@ def hash_samples(folder):
 
 
 TWO = pl.int_range(pl.len()) % 2
+NUMBERS = pl.List(pl.Int64)
 SIX = pl.concat_list([pl.lit(at, pl.Int64) for at in range(6)])
 FOREIGN_SAMPLES = {
     "another data set": (in_data("sha256", value="1" * 64), False, "the data set is 1111"),
@@ -426,6 +427,11 @@ FOREIGN_SAMPLES = {
     "one sample twice": (partial(change_samples, path=pl.col("path").gather(TWO)), True, "a sample occurs twice"),
     "no path": (partial(change_samples, path=pl.lit(None, pl.String)), True, "has no path"),
     "six best classes": (partial(change_samples, **{"source:best": SIX}), True, "more than 5 classes"),
+    "one class twice": (partial(change_samples, **{"source:best": pl.lit([3, 3])}), True, "is not possible"),
+    "a class that there is not": (partial(change_samples, **{"source:best": pl.lit([10])}), True, "is not possible"),
+    "a truth that there is not": (partial(change_samples, **{"class": pl.lit(10, pl.Int64)}), True, "is not possible"),
+    "no answer": (partial(change_samples, **{"source:best": pl.lit([], NUMBERS)}), True, "is not possible"),
+    "samples without a hash": (partial(change_samples, sha256=pl.lit("x")), True, "whose SHA-256 is none"),
     "class of another label": (partial(change_samples, label=TWO.cast(pl.String)), True, "same label are of different classes"),
 }  # fmt: skip
 

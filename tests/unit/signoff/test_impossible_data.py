@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -87,6 +88,28 @@ def shift_process(dossier):
         pl.read_parquet(raw).with_columns(clock).write_parquet(raw)
 
 
+def with_pool(**changes):
+    """Inputs of 16 rotated batches, as the queries have them, but for `changes`."""
+    pool = InputPool("images", 64, 8, 0, "0", rotated=16)
+    return change_record("inputs", value=plain_from_record(replace(pool, **changes)))
+
+
+def rotate(**columns):
+    def forge(dossier):
+        with_pool()(dossier)
+        change("samples", **columns)(dossier)
+
+    return forge
+
+
+def with_load(**changes):
+    def forge(dossier):
+        for name, value in changes.items():
+            change_record("load", name, value=value)(dossier)
+
+    return forge
+
+
 SENSOR = pl.col("other_cpu_cores")
 IMPOSSIBLE = {
     "images times 100": change("samples", images=pl.col("images") * 100),
@@ -126,6 +149,28 @@ IMPOSSIBLE = {
     "padding below zero": change_record("inputs", value=plain_from_record(InputPool("texts", 9, 9, 0, "0", padding=-9.0))),
     "fewer than no bytes": change_record("host_peak_bytes", value=-1),
     "processes at one time": shift_process,
+    "inputs in another order": rotate(input=pl.col("input").reverse()),
+    "one input for all": rotate(input=pl.lit(0, pl.UInt32)),
+    "every second input": rotate(input=(pl.col("input") * 2 % 16).cast(pl.UInt32)),
+    "an input that is not rotated": rotate(input=pl.col("input") + 16),
+    "more real inputs than inputs": with_pool(real=65),
+    "no inputs": with_pool(count=0, real=0),
+    "fewer than no rotated inputs": with_pool(rotated=-1),
+    "a shortest input longer than the longest": with_pool(lengths=(9, 3)),
+    "a stream that the load does not have": change("samples", stream=pl.lit(3, pl.UInt16)),
+    "a percentile of 900": with_load(percentile=900.0),
+    "at least longer than at most": with_load(min_seconds=9.0, max_seconds=1.0),
+    "less than no warm-up": with_load(warm_up_seconds=-1.0),
+    "more warm-up than at most": with_load(warm_up_seconds=1000.0),
+    "less than no checks": with_load(output_checks=-1),
+    "a rate without a server": with_load(rate_per_s=5.0),
+    "streams in a single stream": with_load(streams=4),
+    "sequences without a token": with_load(length=0),
+    "a seed without arrivals": change_record("arrivals_seed", value=7),
+    "a process below zero": change_record("process", value=-1),
+    "a process with more memory than its GPU": change(
+        "machine", gpu_used_bytes=pl.lit(2**20, pl.Int64), gpu_worker_bytes=pl.lit(2**30, pl.Int64)
+    ),
 }  # fmt: skip
 
 
@@ -142,6 +187,13 @@ def test_raw_data_that_contradict_themselves_are_refused_by_both_verifiers(dossi
     assert any(words in each for each in problems for words in named), problems
     said = "impossible raw data", "other columns", "began before", "its file of"
     assert any(words in each for each in differs for words in said), differs
+
+
+def test_rotated_inputs_in_their_order_contradict_nothing(dossier):
+    with_pool()(dossier)
+    seal_anew(dossier)
+    found = verify_dossier(dossier).problems, examine(dossier)[0].differs
+    assert [each for each in (*found[0], *found[1]) if "measurements.json" in each] == []
 
 
 def test_an_honest_dossier_contradicts_nothing(dossier):

@@ -7,6 +7,7 @@ Every hash, count and seal is right; both verifiers refuse each. The rules on a 
 import json
 import runpy
 import shutil
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.fakes.dossiers import VERIFIER, edit, examine, seal_anew
 from optpipe.build.verify import recompute_outputs
 from optpipe.core.entries import VerificationInfo
 from optpipe.core.files import Files
+from optpipe.core.load import Scenario
 from optpipe.core.measurement import read_measurements
 from optpipe.core.records import plain_from_record
 from optpipe.measure.invariants import RawMeasurement, RawQueries, list_broken_rules
@@ -316,19 +318,73 @@ RECORDS = ("digits-cpu", "resnet50-h100", "resnet50-h200")
 
 
 @cache
-def read_measurement(record):
-    """The first measurement of a dossier of record, its raw files, and the verifier's own view of it."""
+def read_measurement(record, scenario=Scenario.SINGLE_STREAM):
+    """The first measurement under a scenario of a dossier of record, its raw files, and the verifier's own view of it."""
     folder = Path(__file__).parents[3] / "reports" / record
     for path in sorted(folder.glob("runs/bench-*/measurements.json")):
         run, plain = load_run(path.parent), json.loads(path.read_text())["measurements"]
         for one, stored in zip(read_measurements(Files(path.parent)), plain, strict=True):
-            if one.samples_file and one.is_valid and (path.parent / one.samples_file).is_file():
+            right = one.is_valid and one.load.scenario is scenario
+            if right and one.samples_file and (path.parent / one.samples_file).is_file():
                 tables = {
                     "samples": pl.read_parquet(path.parent / one.samples_file),
                     "machine": pl.read_parquet(path.parent / one.machine_file),
                 }
                 return one, stored, tables, run.manifest.environment.cpu_count
     raise LookupError(record)
+
+
+DEVICE = pl.col("compute_ns")
+ON_GPU = {
+    "half of the energy": ("machine", {"gpu_energy_mj": pl.col("gpu_energy_mj") // 2}),
+    "twice the power": ("machine", {"gpu_power_w": pl.col("gpu_power_w") * 2}),
+    "more memory than the GPU has": ("machine", {"gpu_used_bytes": pl.lit(2**50, pl.Int64)}),
+    "a process with more memory than its GPU": ("machine", {"gpu_used_bytes": pl.col("gpu_used_bytes") // 2}),
+    "one time for every query": ("samples", {"compute_ns": pl.lit(1000, pl.Int64)}),
+    "a query without its time": ("samples", {"compute_ns": pl.when(ROW != 99).then(DEVICE)}),
+    "copies that were not measured": ("samples", {"h2d_ns": pl.lit(1000, pl.Int64)}),
+    "inputs in another order": ("samples", {"input": pl.col("input").reverse()}),
+    "another stream": ("samples", {"stream": pl.lit(1, pl.UInt16)}),
+}  # fmt: skip
+OF_SERVER = {
+    "arrivals at another time": {"scheduled_ns": pl.col("scheduled_ns") - 1000 * (ROW % 2)},
+    "every query due as it starts": {"scheduled_ns": START},
+    "a query left out": {"phase": pl.when(pl.len() // 2 == ROW).then(0).otherwise("phase").cast(pl.UInt8)},
+}  # fmt: skip
+
+
+def judge_both(record, kind, columns, **stated):
+    """What is wrong with a measurement of record, forged, to optpipe and to the verifier."""
+    one, plain, tables, cpu_count = record
+    forged = tables | {kind: tables[kind].with_columns(**columns)}
+    queries = RawQueries(
+        one.load, one.subject.device, forged["samples"].sort("start_ns", maintain_order=True)
+    )
+    raw = RawMeasurement(replace(one, **stated), queries, forged["machine"], cpu_count, 2**40)
+    known = load_verifier()
+    theirs = json.loads(json.dumps(plain | stated), object_pairs_hook=known["Record"])
+    readings = forged["machine"].to_dict(as_series=False)
+    differs, _ = known["find_impossible"](theirs, forged["samples"], readings, cpu_count, 2**40)
+    return list_broken_rules(raw), differs
+
+
+@pytest.mark.parametrize("record", ["resnet50-h100", "resnet50-h200"])
+@pytest.mark.parametrize("name", ON_GPU)
+def test_measurements_on_a_gpu_are_refused_once_forged(record, name):
+    assert all(judge_both(read_measurement(record), *ON_GPU[name]))
+
+
+@pytest.mark.parametrize("name", OF_SERVER)
+def test_arrivals_are_those_of_their_seed(name):
+    server = read_measurement("resnet50-h100", Scenario.SERVER)
+    assert judge_both(server, "samples", {}) == ([], [])
+    assert all(judge_both(server, "samples", OF_SERVER[name]))
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_server_has_the_seed_of_its_arrivals(seed):
+    server = read_measurement("resnet50-h100", Scenario.SERVER)
+    assert all(judge_both(server, "samples", {}, arrivals_seed=seed))
 
 
 @cache

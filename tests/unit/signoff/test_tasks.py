@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,14 @@ import polars as pl
 import pytest
 from tests.fakes.dossiers import edit, examine, seal_anew
 from tests.tiers import leave_to_slow_tier
+from tests.unit.signoff.test_forgeries import put_right
 
+from optpipe.core.errors import BadInputError
+from optpipe.core.records import plain_from_record
+from optpipe.evaluate.recompute import read_evaluation, recompute_evaluation
 from optpipe.evaluate.tasks.masks import encode_mask
 from optpipe.signoff.verify import check_dossier
+from optpipe.workspace.entry import load_run
 
 LIMITS = {
     "segmentation": 'maximum_drop = "9 mIoU"\nminimum_score = "80 pixel-accuracy"',
@@ -111,7 +117,8 @@ def draw_rows(task):
 def judged(request, make_workspace, tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
     workspace = make_workspace(folder / "workspace")
-    dataset = {"labels": LABELS.get(request.param, ())}
+    labels = LABELS.get(request.param, ())
+    dataset = {"labels": labels, "classes": len(labels) or 10}
     workspace.evaluate(
         workspace.artifact(), task=request.param, rows=draw_rows(request.param), dataset=dataset
     )
@@ -164,6 +171,132 @@ def test_both_verifiers_find_a_forged_score(judged, tmp_path, name):
     seal_anew(folder)
     assert check_dossier(folder).problems
     assert examine(folder)[0].differs
+
+
+def change_rows(column, change, first=0):
+    """What `change` makes of the truth or of both predictions of the samples up to `first`."""
+
+    def forge(folder):
+        (path,) = folder.glob("runs/*/predictions.parquet")
+        table = pl.read_parquet(path)
+        for name in [each for each in table.columns if each.endswith(column)]:
+            rows = table[name].to_list()
+            rows[: first + 1] = [change(row) for row in rows[: first + 1]]
+            table = table.with_columns(pl.Series(name, rows, table[name].dtype))
+        table.write_parquet(path)
+        state_again(path.parent)
+
+    return forge
+
+
+def state_again(folder):
+    """What the predictions of an evaluation give, in its record; unchanged if they give nothing."""
+    run = load_run(folder)
+    stated = read_evaluation(run).results
+    with suppress(BadInputError, ValueError, TypeError, IndexError, AttributeError):
+        found = [each for _, one, each in recompute_evaluation(run) if one in stated]
+        edit(folder / "evaluate.json", "results", value=[plain_from_record(each) for each in found])
+
+
+def put_into(place, value):
+    """Of each box."""
+    return lambda boxes: [[*box[:place], value, *box[place + 1 :]] for box in boxes]
+
+
+ANSWER, TRUTH, NAN, INF = ":prediction", "truth", float("nan"), float("inf")
+MASK = encode_mask(np.full((12, 17), 200, np.uint8))
+IMPOSSIBLE = {
+    "detection": {
+        "a width below zero": change_rows(ANSWER, put_into(2, -5.0)),
+        "no height": change_rows(TRUTH, put_into(3, 0.0)),
+        "a place that is no number": change_rows(ANSWER, put_into(0, NAN)),
+        "an infinite height": change_rows(TRUTH, put_into(3, INF)),
+        "a box outside of every image": change_rows(ANSWER, put_into(0, -1e9)),
+        "a box as wide as no image": change_rows(TRUTH, put_into(2, 1e12)),
+        "a score below zero": change_rows(ANSWER, put_into(4, -0.5)),
+        "a score that is no number": change_rows(ANSWER, put_into(4, NAN)),
+        "half a class": change_rows(ANSWER, put_into(5, 0.5)),
+        "half a true class": change_rows(TRUTH, put_into(4, 0.5)),
+        "a class below zero": change_rows(TRUTH, put_into(4, -1.0)),
+        "an area below zero": change_rows(TRUTH, put_into(5, -1.0)),
+        "half a crowd": change_rows(TRUTH, put_into(6, 0.5)),
+        "seven crowds": change_rows(TRUTH, put_into(6, 7.0)),
+        "boxes without a class": change_rows(ANSWER, lambda boxes: [box[:5] for box in boxes]),
+        "no answer": change_rows(ANSWER, lambda _: None),
+    },
+    "segmentation": {
+        "a class that there is not": change_rows(ANSWER, lambda _: MASK),
+        "a true class that there is not": change_rows(TRUTH, lambda _: MASK),
+    },
+    "token-classification": {
+        "more tags than words": change_rows(ANSWER, lambda tags: [*tags, "O"]),
+        "a tag without a letter": change_rows(TRUTH, lambda tags: [*tags[:-1], ""], 9),
+        "a tag that clears the screen": change_rows(
+            TRUTH, lambda tags: ["\x1b[2J" for _ in tags], 9
+        ),
+    },
+    "embedding": {
+        "half a pair": change_rows(TRUTH, lambda pair: [0.5, pair[1]], 1),
+        "a pair of three": change_rows(TRUTH, lambda pair: [0.0, pair[1]], 2),
+        "two ratings of a pair": change_rows(TRUTH, lambda pair: [pair[0], pair[1] + 1.0]),
+        "a rating that is no number": change_rows(TRUTH, lambda pair: [pair[0], NAN], 1),
+        "an infinite answer": change_rows(ANSWER, lambda row: [INF for _ in row]),
+    },
+    "multi-label-classification": {
+        "one class twice": change_rows(ANSWER, lambda _: [1, 1]),
+        "a class below zero": change_rows(ANSWER, lambda _: [-1]),
+        "a class that there is not": change_rows(TRUTH, lambda _: [5000]),
+        "classes in another order": change_rows(TRUTH, lambda _: [3, 1]),
+    },
+    "regression": {
+        "an infinite answer": change_rows(ANSWER, lambda row: [INF for _ in row]),
+        "a truth that is no number": change_rows(TRUTH, lambda row: [NAN for _ in row]),
+        "fewer values": change_rows(TRUTH, lambda row: row[:1]),
+    },
+    "question-answering": {"no answer": change_rows(ANSWER, lambda _: None)},
+    "user:words": {
+        "a score above all": change_rows(ANSWER, lambda row: row | {"score": 7.0}),
+        "a score below none": change_rows(ANSWER, lambda row: row | {"score": -0.5}),
+        "an answer that is no JSON": change_rows(ANSWER, lambda row: row | {"prediction": "{"}),
+    },
+}
+ANSWERS = {
+    f"{task}: {name}": (task, forge)
+    for task, some in IMPOSSIBLE.items()
+    for name, forge in some.items()
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("judged", "name"), [(task, name) for name, (task, _) in ANSWERS.items()], indirect=["judged"]
+)
+def test_answers_that_no_model_gives_are_refused_by_both_verifiers(judged, tmp_path, name):
+    folder = shutil.copytree(judged, tmp_path / "one")
+    ANSWERS[name][1](folder)
+    seal_anew(folder)
+    said = (
+        f"is not possible for {name.partition(':')[0]}",
+        "do not fit",
+        "that are not of two",
+        "null",
+    )
+    problems, differs = check_dossier(folder).problems, examine(folder)[0].differs
+    assert any(words in each for words in said for each in problems), problems
+    assert any("§8.1.2" in each or "not in the format" in each for each in differs) or any(
+        "cannot be recomputed" in each for each in problems
+    ), differs
+    assert differs
+
+
+@pytest.mark.parametrize("judged", ["detection"], indirect=True)
+def test_one_sample_that_decides_all_is_judged_alike(judged, tmp_path):
+    """Its lean is that of a figure whose bound ends before the limit."""
+    folder = shutil.copytree(judged, tmp_path / "one")
+    change_rows(ANSWER, lambda boxes: [boxes[0]] * 200)(folder)
+    put_right(folder)
+    assert check_dossier(folder).problems == ()
+    assert examine(folder)[0].differs == []
 
 
 @pytest.mark.parametrize("judged", ["detection"], indirect=True)

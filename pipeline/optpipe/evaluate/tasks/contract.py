@@ -76,6 +76,8 @@ class TaskContract:
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
     """True if the task lists scores by class."""
+    needs_finite: ClassVar[bool] = False
+    """True if predictions are the model's own numbers, which are compared; an infinite one cannot be."""
     unit_kind: ClassVar[str | None] = None
     """Name of the units of `count_units` in the plural, if they are not the set's samples."""
 

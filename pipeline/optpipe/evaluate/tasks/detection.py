@@ -32,6 +32,8 @@ from optpipe.models.inputs.rows import Arrays, rows_from_outputs, split_batches
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.paired import CONFIDENCE, figure_from_samples
 
+LARGEST_SIDE = 2**20
+"""Of a box and its place, in pixels."""
 SCORE_THRESHOLDS = tuple(each / 20 for each in range(1, 20))
 """The scores from which a policy can count boxes."""
 
@@ -216,9 +218,13 @@ def _decode_boxes(outputs: Arrays, card: ModelCard) -> list[DetectedBoxes]:
 
 
 def _list_boxes(detected: DetectedBoxes, boxes: NDArray[np.float64]) -> list[list[float]]:
-    """Rows (left, top, width, height, score, class) of the boxes that have an area; `boxes` replace those of `detected`."""
+    """Rows (left, top, width, height, score, class) of the boxes that have an area and a score; `boxes` replace those of `detected`.
+
+    No image has a side of LARGEST_SIDE pixels, which the boxes of a model that overflows have.
+    """
     sizes = boxes[:, 2:] - boxes[:, :2]
-    kept = (sizes > 0).all(1)
+    near = (np.abs(np.concatenate([boxes[:, :2], sizes], axis=1)) <= LARGEST_SIDE).all(1)
+    kept = (sizes > 0).all(1) & near & np.isfinite(detected.scores)
     rows = np.concatenate(
         [boxes[:, :2], sizes, detected.scores[:, None], detected.labels[:, None]], axis=1
     )[kept]

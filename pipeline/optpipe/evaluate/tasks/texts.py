@@ -148,6 +148,7 @@ class Embedding(TaskContract):
     scores: ClassVar[tuple[str, ...]] = (SPEARMAN.name,)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     names_classes: ClassVar[bool] = False
+    needs_finite: ClassVar[bool] = True
     unit_kind: ClassVar[str | None] = "pairs"
 
     def describe_scoring(self, card: ModelCard) -> str:

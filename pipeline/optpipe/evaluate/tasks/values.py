@@ -91,6 +91,7 @@ class Regression(TaskContract):
     scores: ClassVar[tuple[str, ...]] = (R2.name, RMSE.name, MAE.name)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     names_classes: ClassVar[bool] = False
+    needs_finite: ClassVar[bool] = True
 
     def describe_scoring(self, card: ModelCard) -> str:
         return "RMSE and MAE in units of the truths' standard deviation"

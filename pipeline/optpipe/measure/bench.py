@@ -51,6 +51,8 @@ from optpipe.workspace.store import Store
 
 MANY_LOADS = 20
 """So many take minutes."""
+QUICK_PERCENTILE = 90
+"""Needs a tenth of the samples of p99."""
 
 
 @dataclass
@@ -230,13 +232,16 @@ def _tell_loads(points: int, plan: BenchPlan, listener: Listener) -> None:
         return
     percent = plan.load.percentile
     needed = count_samples_needed(percent)
+    shorter = Argument("max_time", 1) + " ends each after a second"
+    if percent > QUICK_PERCENTILE:
+        quick = count_samples_needed(QUICK_PERCENTILE)
+        shorter = Argument("percentile", QUICK_PERCENTILE) + f" waits for {quick} samples instead"
     listener.inform(
         f"{count} loads (every batch size of the profile, {plan.processes} processes), each until p{percent:g} has its "
         f"{needed:,} samples, at most {plan.load.max_seconds:g} s; "
         + Argument("batch", 1)
         + " measures one size, and "
-        + Argument("max_time", 1)
-        + " ends each after a second"
+        + shorter
     )
 
 
@@ -306,13 +311,16 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     running.place = f"process 2 of {plan.processes}: "
     for subject in subjects:
         subject.expect(plan.processes - 1)
+    is_long = plan.processes * sum(len(subject.points) for subject in subjects) >= MANY_LOADS
     for done in range(1, plan.processes):
-        cause, left = find_repeated_cause(running.measurements), plan.processes - done
+        cause = find_repeated_cause(running.measurements, of_each_build=is_long)
+        left = plan.processes - done
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
             running.stopped = cause
             running.listener.warn(
                 explain_stop(
-                    f"process {done} of {plan.processes}",
+                    f"process {done} of {plan.processes}"
+                    + (" of each build" if is_long and len(subjects) > 1 else ""),
                     cause,
                     turns=Call("bench", "A", against="B", turns=True),
                     anyway=Call(

@@ -251,6 +251,9 @@ def test_without_suppression_there_are_doubles() -> None:
     ([("o", (1, 4, 8, 8), "float32")], None, "no detection head fits"),
     ([("o", (1, 7, 6), "float32")], {"layout": "yolov9000"}, "no detection head fits"),
     ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "iou": 0.5}, "has layout, minimum_score, nms_iou and max_boxes"),
+    ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "max_boxes": 2.7}, "2.7 is not a whole number"),
+    ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "nms_iou": True}, "True is not a number"),
+    ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "nms_iou": "0.5"}, "'0.5' is not a number"),
     ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "nms_iou": 7}, "out of range"),
 ])  # fmt: skip
 def test_outputs_that_fit_no_head_are_refused(outputs, head, message) -> None:

@@ -88,6 +88,19 @@ def test_probabilities_without_a_threshold_are_refused() -> None:
         decode(LABELED, np.array([[0.1, 0.9]], np.float32))
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ({"threshold": "0.5"}, "'0.5' is not a number"),
+        ({"threshold": True}, "True is not a number"),
+        ({"limit": 0.5}, "has no 'limit'"),
+    ],
+)
+def test_a_threshold_is_a_number_and_the_only_entry(head, said) -> None:
+    with pytest.raises(BadInputError, match=said):
+        decode(LABELED, np.array([[-0.1, 2.9]], np.float32), **head)
+
+
 def test_scores_of_labels_are_those_of_scikit_learn() -> None:
     from sklearn.metrics import f1_score, precision_score, recall_score
 

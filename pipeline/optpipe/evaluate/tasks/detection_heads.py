@@ -55,6 +55,16 @@ class DetectedBoxes:
     labels: NDArray[np.int64]
 
 
+def _read_number(name: str, value: object, defaults: Head) -> Any:
+    """`value` in the type of the default. Raises ValueError for what that would change, such as 2.7 boxes."""
+    default = getattr(defaults, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} = {value!r} is not a number")
+    if (typed := type(default)(value)) != value:
+        raise ValueError(f"{name} = {value!r} is not a whole number")
+    return typed
+
+
 def find_head(card: ModelCard) -> Head:
     """The head from the card's `[head]`, or from the shapes of the outputs. Raises BadInputError if none fits."""
     given = dict(card.head)
@@ -68,7 +78,7 @@ def find_head(card: ModelCard) -> Head:
     try:
         head = Head(
             layout,
-            **{name: type(getattr(Head(layout), name))(value) for name, value in given.items()},
+            **{name: _read_number(name, value, Head(layout)) for name, value in given.items()},
         )
     except (AttributeError, TypeError, ValueError) as error:
         problem = f"{card.name}: [head] has layout, minimum_score, nms_iou and max_boxes"

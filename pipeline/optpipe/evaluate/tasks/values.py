@@ -157,7 +157,13 @@ class Regression(TaskContract):
 
 
 def _read_threshold(card: ModelCard) -> float:
-    return float(card.head.get(THRESHOLD, 0.0))
+    """Raises BadInputError for a threshold that is not a number, and for another entry, which would have no effect."""
+    stated: object = card.head.get(THRESHOLD, 0.0)
+    if isinstance(stated, bool) or not isinstance(stated, int | float):
+        raise BadInputError(f"{card.name}: [head] threshold = {stated!r} is not a number")
+    if others := sorted(set(card.head) - {THRESHOLD}):
+        raise BadInputError(f"{card.name}: [head] has no '{others[0]}'; it has threshold")
+    return float(stated)
 
 
 def _read_labels(samples: SampleSet, *keys: str) -> list[Any] | None:

@@ -50,10 +50,11 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
                 f"did you mean {near[0]}?" if near else f"valid fields are {', '.join(CARD_FIELDS)}"
             )
             raise BadInputError(f"{path}: a model card has no field '{field}': {hint}")
-        if not isinstance(value, CARD_FIELDS[field]):
+        if not isinstance(value, CARD_FIELDS[field]) or isinstance(value, bool):
             raise BadInputError(
                 f"{path}: '{field}' must be {_KINDS[CARD_FIELDS[field]]}; see models/README.md"
             )
+    _require_strings(table, path)
     if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
         raise BadInputError(f"{path}: [data] {wrong[0]} must be the path of a set manifest")
     try:
@@ -63,6 +64,24 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
             f"{path}: values of a model card are strings, finite numbers, true or false, and lists"
         )
         raise BadInputError(f"{problem} ({first_line(error)})") from error
+
+
+def _require_strings(table: Mapping[str, Any], path: Path) -> None:
+    """Raises BadInputError for a label, or a name or type of an input or output, that is not a string."""
+    found = [(f"labels[{place}]", label) for place, label in enumerate(table.get("labels", ()))]
+    for field in ("inputs", "outputs"):
+        for place, each in enumerate(table.get(field, ())):
+            if not isinstance(each, dict):
+                raise BadInputError(
+                    f"{path}: {field}[{place}] must be a table; see models/README.md"
+                )
+            found += [
+                (f"{field}[{place}].{key}", each[key]) for key in ("name", "dtype") if key in each
+            ]
+    for where, value in found:
+        if not isinstance(value, str):
+            problem = f"{path}: {where} is {json.dumps(value, default=str)[:80]}, not a string"
+            raise BadInputError(f"{problem}; write it in quotes")
 
 
 @dataclass(frozen=True)

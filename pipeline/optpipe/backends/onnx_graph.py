@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ def list_read_names(node: Any) -> set[str]:
         *node.input,
         *(name for graph in inner for each in iterate_nodes(graph) for name in each.input),
     }
+
+
+def sort_nodes(nodes: Sequence[Any]) -> list[Any]:
+    """`nodes` sorted so that each comes after its inputs. Raises CycleError, a ValueError, if there is no such order."""
+    writers = {output: index for index, node in enumerate(nodes) for output in node.output}
+    needs = {
+        index: [writers[name] for name in list_read_names(node) if name and name in writers]
+        for index, node in enumerate(nodes)
+    }
+    return [nodes[index] for index in TopologicalSorter(needs).static_order()]
 
 
 def replace_nodes(graph: Any, nodes: Sequence[Any], constants: Iterable[Any] = ()) -> None:

@@ -15,7 +15,6 @@ of the short side of a Swish or an input are not lost. A scale is never 0, NaN o
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from math import ceil, log2
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from optpipe.backends.onnx_graph import (
     list_read_names,
     name_nodes,
     replace_nodes,
+    sort_nodes,
 )
 from optpipe.backends.onnx_products import describe_stored_weights
 from optpipe.core import onnx
@@ -567,7 +567,7 @@ class _Writer:
         """The graph with the new nodes in order, without the nodes and constants that nothing reads since weights are INT8."""
         graph = self._model.graph
         nodes = _drop_unread([*graph.node, *self._new], {each.name for each in graph.output})
-        replace_nodes(graph, _sort_nodes(nodes), self._initializers.values())
+        replace_nodes(graph, sort_nodes(nodes), self._initializers.values())
         return self._model
 
 
@@ -593,16 +593,6 @@ def _drop_unread(nodes: list[Any], outputs: Collection[str]) -> list[Any]:
         if len(kept) == len(nodes):
             return kept
         nodes = kept
-
-
-def _sort_nodes(nodes: list[Any]) -> list[Any]:
-    """`nodes` sorted so that each comes after its inputs."""
-    writers = {output: index for index, node in enumerate(nodes) for output in node.output}
-    needs = {
-        index: [writers[name] for name in list_read_names(node) if name and name in writers]
-        for index, node in enumerate(nodes)
-    }
-    return [nodes[index] for index in TopologicalSorter(needs).static_order()]
 
 
 # FP8 numbers with 4 bits of exponent and 3 of mantissa: from 2**-9 to 448, no infinity.

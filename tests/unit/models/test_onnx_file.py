@@ -85,6 +85,31 @@ def convolution_of(kind):
     return changed
 
 
+def two_nodes_of_one_name(model):
+    model.graph.node.append(node_of("Relu", "y", "r", {"name": "product"}))
+
+
+def strings_out(model):
+    """The name of the largest output."""
+    model.graph.node.extend(
+        [
+            node_of("ArgMax", "y", "place", {"axis": 1, "keepdims": 0}),
+            node_of("Gather", "names place", "label"),
+        ]
+    )
+    model.graph.initializer.append(
+        helper.make_tensor("names", TensorProto.STRING, [4], list("abcd"))
+    )
+    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.STRING, ["batch"]))
+
+
+def draw(operator, **attributes):
+    def changed(model):
+        model.graph.node.append(helper.make_node(operator, ["y"], ["noise"], **attributes))
+
+    return changed
+
+
 X = "graph.input.0.type.tensor_type"
 SMALLER = numpy_helper.from_array(np.ones((7, 4), np.float32), "w")
 BAD = {
@@ -105,6 +130,14 @@ BAD = {
     "external data of 5,000 characters": (external("a" * 5000), "is not a file name"),
     "external data elsewhere": (external("../../etc/passwd"), "outside its folder"),
     "external data that is missing": (external("w.bin"), "external data w.bin is missing"),
+    "two nodes of one name": (two_nodes_of_one_name, "2 nodes are named 'product'"),
+    "an output of strings": (strings_out, "output 'label' is a tensor of strings"),
+    "random numbers without a spread": (draw("RandomNormalLike", scale=0.0), "draws from an empty range"),
+    "random numbers from 1 to 0": (draw("RandomUniformLike", low=1.0, high=0.0), "draws from an empty range"),
+    "a shape that is another": (put("graph.output.0.type.tensor_type.shape.dim.1.dim_value", 5), "correct the shape"),
+    "an input of doubles": (put(f"{X}.elem_type", TensorProto.DOUBLE), "cannot be read|is double"),
+    "weights of one name": (lambda model: model.graph.initializer.append(model.graph.initializer[0]), "a name of its own"),
+    "an output twice": (lambda model: model.graph.output.append(model.graph.output[0]), "'y' is listed twice"),
     "an output from nowhere": (put("graph.output.0.name", "nowhere"), "nowhere"),
     "sizes that do not fit": (lambda model: model.graph.initializer[0].CopyFrom(SMALLER), "cannot be read as ONNX"),
     "convolutions in BF16 at opset 17": (convolution_of("BFLOAT16"), "bfloat16"),

@@ -324,3 +324,75 @@ def test_a_graph_whose_outputs_depend_on_no_input_is_refused(tmp_path) -> None:
     onnx_model(nodes, {"x": ("FLOAT8E4M3FN", [2])}, {"y": [2]}, path=path, w=normal(2))
     with pytest.raises(BadInputError, match=r"depend on no input\n"):
         export(path)
+
+
+def spell_the_domain_out(model) -> None:
+    model.opset_import[0].domain = "ai.onnx"
+    for node in model.graph.node:
+        node.domain = "ai.onnx"
+
+
+def import_the_domain_by_its_long_name(model) -> None:
+    model.opset_import[0].domain = "ai.onnx"
+
+
+def turn_the_nodes_around(model) -> None:
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def make_sparse(*, by_axis: bool):
+    """Weights of which every third is there, with one index or one for each axis."""
+
+    def change(model) -> None:
+        found = next(each for each in model.graph.initializer if each.name == "w")
+        dense = onnx.numpy_helper.to_array(found)
+        places = np.arange(0, dense.size, 3)
+        values = onnx.numpy_helper.from_array(dense.reshape(-1)[places], "w")
+        indices = np.stack(np.unravel_index(places, dense.shape), 1) if by_axis else places
+        model.graph.initializer.remove(found)
+        model.graph.sparse_initializer.append(
+            helper.make_sparse_tensor(
+                values, onnx.numpy_helper.from_array(indices.astype(np.int64), "i"), dense.shape
+            )
+        )
+
+    return change
+
+
+ODD_FORMS = {
+    "the standard domain by its long name": spell_the_domain_out,
+    "an import of it by its long name": import_the_domain_by_its_long_name,
+    "nodes before those that they read": turn_the_nodes_around,
+    "sparse weights": make_sparse(by_axis=False),
+    "sparse weights by axis": make_sparse(by_axis=True),
+}
+
+
+@pytest.mark.parametrize("change", ODD_FORMS.values(), ids=ODD_FORMS)
+def test_a_form_that_only_runtimes_read_is_built(tmp_path, change) -> None:
+    path = tmp_path / "net.onnx"
+    nodes = [("MatMul", "x w", "z"), ("Relu", "z", "r"), ("MatMul", "r v", "y")]
+    model = onnx_model(nodes, {"x": ["N", 8]}, {"y": ["N", 4]}, w=normal(8, 6), v=normal(6, 4))
+    change(model)
+    onnx.save(model, path)
+    assert_true_to(path)
+    entry, _, _ = export(path)
+    onnx.checker.check_model(onnx.load(entry.file(ONNX)), full_check=True)
+
+
+@pytest.mark.parametrize("place", [-1, 48])
+def test_sparse_weights_at_places_that_are_none_are_refused(tmp_path, place) -> None:
+    path = tmp_path / "net.onnx"
+    model = onnx_model(
+        [("MatMul", "x w", "y")], {"x": ["N", 8]}, {"y": ["N", 6]}, path=path, w=normal(8, 6)
+    )
+    make_sparse(by_axis=False)(model)
+    indices = model.graph.sparse_initializer[0].indices
+    changed = onnx.numpy_helper.to_array(indices).copy()
+    changed[-1] = place
+    indices.CopyFrom(onnx.numpy_helper.from_array(changed, "i"))
+    onnx.save(model, path)
+    with pytest.raises(BadInputError, match="places that it does not have"):
+        export(path)

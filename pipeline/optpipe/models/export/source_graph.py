@@ -28,6 +28,7 @@ from optpipe.models.export.sequences import has_split_sequences, split_without_s
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.samples import bound_noise, make_noise_rows, make_synthetic_tensor
 from optpipe.models.sources.onnx_file import check_graph, name_dimensions
+from optpipe.models.sources.onnx_forms import has_odd_form, state_usual_form
 
 onnxslim = LazyModule("onnxslim")
 OLDEST_IR = 4
@@ -66,6 +67,9 @@ def prepare_graph(given: Any, card: ModelCard, *, own_file: bool) -> PreparedGra
         return difference is None
 
     if own_file:
+        if has_odd_form(given):
+            take("stating the usual form of its nodes and weights", state_usual_form)
+            given = graph
         remarks += _describe_unread(given, card)
         take("naming the dimensions", lambda model: state_shapes(model, card, guard.run(given)))
         if given.functions:

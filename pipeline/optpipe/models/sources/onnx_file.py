@@ -2,18 +2,27 @@ import math
 import re
 import shlex
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from optpipe.backends.onnx_graph import find_unread_inputs
+from optpipe.backends.graph_names import iterate_graphs
+from optpipe.backends.onnx_graph import find_unread_inputs, iterate_nodes
 from optpipe.backends.onnx_pairs import find_faulty_pair
 from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
-from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file, require_file
+from optpipe.core.errors import (
+    BadInputError,
+    StageError,
+    escape,
+    first_line,
+    read_as_user_file,
+    require_file,
+)
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value, require_regular_file
 from optpipe.core.process import run_python_code
 from optpipe.core.quantity import format_bytes
@@ -31,6 +40,7 @@ from optpipe.models.sources.onnx_bounds import (
     require_bounded_tensors,
     require_complete_data,
 )
+from optpipe.models.sources.onnx_forms import has_odd_form, state_usual_form
 
 ShapeRanges = Mapping[str, tuple[Shape, Shape, Shape]]
 """The smallest, the usual, and the largest shape of each named input."""
@@ -165,7 +175,8 @@ def _make_spec(
     if dtype not in DTYPES or not value.type.HasField("tensor_type"):
         shown = dtype if value.type.HasField("tensor_type") else "not a tensor"
         raise BadInputError(
-            f"{path}: input '{value.name}' is {shown}; optpipe takes {', '.join(DTYPES)}"
+            f"{path}: input '{escape(value.name)[:80]}' is {shown}; optpipe takes {', '.join(DTYPES)}\n"
+            "cast it inside the model, so that it takes one of these"
         )
     if value.name in shapes:
         if len(shapes[value.name][0]) != len(dims):
@@ -322,6 +333,9 @@ def onnx_from_file(path: Path) -> Any:
         model = onnx.load(path)
     with read_as_user_file(path, "ONNX"):
         _require_bounded(model, path)
+        is_odd = has_odd_form(model)
+        if is_odd:
+            state_usual_form(model)
         versions = {each.domain: each.version for each in model.opset_import}
         own = {(function.domain, function.name) for function in model.functions}
         unknown = dict.fromkeys(
@@ -341,10 +355,13 @@ def onnx_from_file(path: Path) -> Any:
             problem = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}"
             raise BadInputError(f"{problem}; use standard ones")
         _require_runtime_opsets(model, path)
+        _require_drawable(model, path)
+        _require_single_node_names(model, path)
+        _require_single_outputs(model.graph, path)
         _require_tensor_outputs(model.graph, path)
         _require_known_outputs(model.graph, path)
         _require_quick_inference(model, path)
-        check_graph(path)
+        _require_valid(model if is_odd else path, path)
         require_bounded_tensors(model, path, get_memory_bytes())
         if (fault := find_faulty_pair(model)) is not None:
             raise BadInputError(f"{path}: {fault}")
@@ -367,6 +384,26 @@ def check_graph(graph: Any) -> None:
             raise
         with PlainSession(graph):
             pass
+
+
+_WAYS_OUT = {
+    "Inferred shape and existing shape differ": "correct the shape that the file states for a tensor, or leave it out",
+    "single static assignment": "give each tensor a name of its own",
+    "is not unique": "give each tensor a name of its own",
+    "not compatible with the version imported by model": "give its functions the opset of the model, or inline them",
+}
+"""By a part of a reason of ONNX's checker."""
+
+
+def _require_valid(graph: Any, path: Path) -> None:
+    """Raises BadInputError for what ONNX's checker refuses, with a way out."""
+    try:
+        check_graph(graph)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        found = [way for part, way in _WAYS_OUT.items() if part in str(error)]
+        way_out = found[0] if found else "onnx.checker.check_model refuses it; export it again"
+        problem = f"{path} cannot be read as ONNX: {type(error).__name__}: {first_line(error)}"
+        raise BadInputError(f"{problem}\n{way_out}") from error
 
 
 def _require_bounded(model: Any, path: Path) -> None:
@@ -438,10 +475,34 @@ def _require_runtime_opsets(model: Any, path: Path) -> None:
         raise BadInputError(str(error).replace("the graph", str(path), 1)) from error
 
 
+def _require_single_node_names(model: Any, path: Path) -> None:
+    """Raises BadInputError for two nodes of one name in a graph, which ONNX Runtime rejects and ONNX's checker does not."""
+    for graph in iterate_graphs(model.graph):
+        counts = Counter(node.name for node in graph.node if node.name)
+        if doubled := next((name for name, count in counts.items() if count > 1), None):
+            raise BadInputError(
+                f"{path}: {counts[doubled]} nodes are named '{escape(doubled)[:80]}'\n"
+                "give each a name of its own, or none"
+            )
+
+
+def _require_single_outputs(graph: Any, path: Path) -> None:
+    """Raises BadInputError for an output that is listed twice.
+
+    ONNX and ONNX Runtime allow it, but outputs are told apart by their names, so that one of them would be lost.
+    """
+    names = [each.name for each in graph.output]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise BadInputError(
+            f"{path}: output '{escape(doubled)[:80]}' is listed twice\n"
+            "list it once, or give each a name of its own with an Identity"
+        )
+
+
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
-    """Raises BadInputError for an output that is a sequence or a map, with the command that cuts the file to its tensors."""
-    others = {each.name: each.type.WhichOneof("value") for each in graph.output}
-    others = {name: kind for name, kind in others.items() if kind not in (None, "tensor_type")}
+    """Raises BadInputError for an output that is a sequence, a map, or a tensor of strings, with the command that cuts it off."""
+    others = {each.name: _describe_other(each.type) for each in graph.output}
+    others = {name: kind for name, kind in others.items() if kind is not None}
     if not others:
         return
     constant = {each.name for each in graph.initializer}
@@ -461,10 +522,33 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
         inputs = [each.name for each in graph.input if each.name not in constant]
         code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
         way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
-    problem = (
-        f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor"
-    )
-    raise BadInputError(f"{problem}\n{way_out}")
+    raise BadInputError(f"{path}: output '{escape(name)[:80]}' is {kind}\n{way_out}")
+
+
+def _describe_other(kind: Any) -> str | None:
+    """What a type is that is no tensor of numbers; None for one."""
+    form = kind.WhichOneof("value")
+    if form == "tensor_type" and kind.tensor_type.elem_type == onnx.TensorProto.STRING:
+        return "a tensor of strings, which cannot be compared"
+    if form in (None, "tensor_type"):
+        return None
+    return f"a {form.removesuffix('_type')}, not a tensor"
+
+
+def _require_drawable(model: Any, path: Path) -> None:
+    """Raises BadInputError for random numbers without a range: ONNX Runtime ends the whole process when it draws them."""
+    for scope in (model.graph, *model.functions):
+        for node in iterate_nodes(scope):
+            values = {each.name: each.f for each in node.attribute}
+            wrong = node.op_type.startswith("RandomNormal") and values.get("scale", 1.0) <= 0
+            wrong |= node.op_type.startswith("RandomUniform") and (
+                values.get("low", 0.0) > values.get("high", 1.0)
+            )
+            if wrong:
+                raise BadInputError(
+                    f"{path}: {escape(node.op_type)} '{escape(node.name)[:80]}' draws from an empty range\n"
+                    "export the model for inference, without random numbers"
+                )
 
 
 def _require_known_outputs(graph: Any, path: Path) -> None:

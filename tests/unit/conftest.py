@@ -587,10 +587,8 @@ def _recompute_once():
         yield
 
 
-WORDED_FOR_A_TERMINAL = (
-    "report/terminal.py", "report/charts.py", "report/document.py", "signoff/reports.py", "core/wording.py", "cli/"
-)  # fmt: skip
-"""Where an f-string may word arguments and calls: these files write for a terminal, or a file of its words."""
+WORDED_FOR_A_TERMINAL = ("report/terminal.py", "core/wording.py", "cli/")
+"""Where an f-string may word arguments and calls: the door of the terminal."""
 
 
 @pytest.fixture(scope="session", autouse=True)

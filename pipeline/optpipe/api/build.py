@@ -213,7 +213,7 @@ class Build:
         self.require_present()
         backend, entry = BACKENDS[self.backend], self._stored.entry
         if (why_not := backend.find_run_blocker(self.info)) is not None:
-            raise MissingError(f"{self.label} cannot run on this machine: {why_not}")
+            raise MissingError(f"{self.label} cannot run on this machine: " + why_not)
         with keep_caller_state(), self._use_stream():
             self._session = load_artifact(entry, self.workspace.store)
         self._takes_tensors = isinstance(self._session, RunsOnDevice)

@@ -243,7 +243,7 @@ def _report_failures(record: "EvaluationRecord", listener: Listener) -> None:
     """Warns about each build that could not run, and if nothing is scored. Raises StageError if no build could run."""
     builds = [each for each in record.results if each.artifact is not None]
     failures = [
-        f"{each.backend} {each.precision} ({each.artifact}) was not scored: {each.why_not}"
+        f"{each.backend} {each.precision} ({each.artifact}) was not scored: " + (each.why_not or "")
         for each in builds
         if each.failed
     ]
@@ -252,7 +252,7 @@ def _report_failures(record: "EvaluationRecord", listener: Listener) -> None:
     for failure in failures:
         listener.warn(failure)
     if (reason := _explain_no_scores(record)) is not None:
-        listener.warn(f"nothing is scored: {reason}")
+        listener.warn("nothing is scored: " + reason)
 
 
 def _explain_no_scores(record: "EvaluationRecord") -> str | None:

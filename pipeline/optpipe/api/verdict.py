@@ -62,7 +62,7 @@ class Verdict:
         """A line for each criterion that is not met or not decided, those that decide the verdict first."""
         worst = [each for each in self.record.counted if each.verdict is not Outcome.PASS]
         worst.sort(key=lambda each: each.verdict is not self.record.verdict)
-        return tuple(f"{each.name} {each.verdict}: {each.reason}" for each in worst)
+        return tuple(f"{each.name} {each.verdict}: " + each.reason for each in worst)
 
     def require_pass(self) -> "Verdict":
         """Returns itself. Raises GateError for FAIL, InconclusiveError for INCONCLUSIVE, each with the reasons."""

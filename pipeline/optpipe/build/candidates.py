@@ -44,7 +44,7 @@ def plan_candidates(
             continue
         if plan.named:
             raise MissingError(
-                f"backend {backend.name} cannot be a candidate on this machine: {reason}"
+                f"backend {backend.name} cannot be a candidate on this machine: " + reason
             )
         omitted.append(Omission(backend.name, "", reason, ExitStatus.MISSING))
     if not backends:

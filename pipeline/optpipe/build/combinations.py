@@ -86,7 +86,7 @@ def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
                 continue
             reason = backend.find_obstacle(backend.choose_device(plan.device))
         if reason is not None:
-            raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
+            raise MissingError(f"backend {backend.name} cannot build on this machine: " + reason)
     if plan.gpu_lock is None:
         built = {each.name for each in plan.backends}
         warn_of_unused_options(plan.options, built, "built", listener)

@@ -314,7 +314,7 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
 def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
     """The details that the table has no column for, grouped by kind."""
     verified = [each.parity for each in artifacts if each.parity]
-    for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
+    for text in sorted({f"{each.backend}: " + each.why_not for each in artifacts if each.why_not}):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
     for data, samples in dict.fromkeys((each.data, each.samples) for each in verified):
         yield Sentence(
@@ -491,7 +491,7 @@ def _tabulate_candidates(decision: Decision) -> Table:
             each.precision,
             _format_accuracy(each.accuracy),
             *(_format_time(each, size) for size in sizes),
-            Cell(f"{each.standing}: {each.reason}", _TONES.get(each.standing, Tone.PLAIN)),
+            Cell(f"{each.standing}: " + each.reason, _TONES.get(each.standing, Tone.PLAIN)),
         )
         for each in decision.candidates
     ]

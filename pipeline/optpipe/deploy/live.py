@@ -244,7 +244,7 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
     try:
         told = _fetch(client, "model_config", model)
     except StageError as error:
-        return CriterionResult(name, Verdict.INCONCLUSIVE, str(error))
+        return CriterionResult(name, Verdict.INCONCLUSIVE, error.message)
     try:
         served = json_format.ParseDict(
             told.get("config", told), type(written)(), ignore_unknown_fields=True

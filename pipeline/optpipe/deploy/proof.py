@@ -126,7 +126,7 @@ def prove_deployment(
     entry = entry_from_folder(source / "1", ArtifactInfo)
     if (blocker := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
         raise MissingError(
-            f"{name} cannot run on this machine, so nothing can be proven here: {blocker}"
+            f"{name} cannot run on this machine, so nothing can be proven here: " + blocker
         )
     with store.scratch("prove") as folder:
         scratch = folder.resolve()  # the server's processes have other working directories

@@ -164,7 +164,7 @@ def recheck(
     info = build.artifact.info
     require_enough_rounds(rounds)
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
-        raise MissingError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
+        raise MissingError(f"artifact {build.artifact.id} cannot be measured here: " + blocker)
     groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
     if not groups:
         raise BadInputError(

@@ -63,7 +63,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
             ),
             *(
                 Sentence(
-                    f"{row.backend} {row.precision}: {row.why_not}",
+                    f"{row.backend} {row.precision}: " + row.why_not,
                     Tone.BAD if row.failed else Tone.FAINT,
                     "failed" if row.failed else "not evaluated",
                 )
@@ -141,7 +141,7 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
     return make_document(
         [
             *parts,
-            *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons),
+            *(Sentence(f"{build}: " + why, Tone.FAINT, "not compared") for build, why in reasons),
         ]
     )
 

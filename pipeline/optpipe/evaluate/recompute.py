@@ -80,7 +80,7 @@ def find_failure(runs: Sequence[Run], build: JudgedBuild) -> Blocker | None:
             what = f"the build failed when it was last evaluated on {name} ({run.name})"
             again = build.choose_way(Call("evaluate", build.argument, data="DIR"))
             way = "fix the build, or evaluate it there again: " + again
-            return Blocker(f"{what}: {row.why_not}", way)
+            return Blocker(f"{what}: " + (row.why_not or ""), way)
     return None
 
 

@@ -28,7 +28,7 @@ from optpipe.core.plan import make_call
 from optpipe.core.quantity import format_bytes, format_duration, format_quantity
 from optpipe.core.records import plain_from_record
 from optpipe.core.settings import format_settings
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, join_texts
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import BenchRecord
@@ -277,7 +277,7 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
                 effects.add(reason.code)
                 continue
             key = (reason.invalidates, reason.code, reason.remedy)
-            found.setdefault(key, []).append(f"{_format_where(row, called)}: {reason.message}")
+            found.setdefault(key, []).append(f"{_format_where(row, called)}: " + reason.message)
     causes_first = sorted(
         found.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES)
     )
@@ -368,11 +368,14 @@ def summarize_comparison(comparison: Comparison) -> str:
     best = {
         goal: comparison.row(row).label for goal, row in comparison.best.items() if row is not None
     }
-    found = [f"{label} for {goal} ({comparison.best_reason[goal]})" for goal, label in best.items()]
+    found = [
+        f"{label} for {goal} (" + comparison.best_reason[goal] + ")" for goal, label in best.items()
+    ]
     if not found:
-        return f"No build can be recommended: {', '.join(dict.fromkeys(comparison.best_reason.values()))}."
+        reasons = join_texts(", ", dict.fromkeys(comparison.best_reason.values()))
+        return "No build can be recommended: " + reasons + "."
     limit = f" under {comparison.slo}" if comparison.slo else ""
-    return f"Best{limit}: {'; '.join(found)}."
+    return f"Best{limit}: " + join_texts("; ", found) + "."
 
 
 def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:

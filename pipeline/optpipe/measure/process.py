@@ -17,6 +17,7 @@ from time import monotonic, perf_counter_ns
 from typing import Any, Self
 
 from optpipe.core.errors import ExitStatus, StageError
+from optpipe.core.message_wire import message_from_text
 from optpipe.core.process import acknowledge_interrupt, start_python
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker.plan import (
@@ -416,8 +417,9 @@ class WorkerProcess:
         if event.kind == "out-of-memory":
             return PointResult(point, None, "out-of-memory", event.message, rows=tuple(rows))
         if event.kind == "failed":
+            message = message_from_text(event.message)
             return PointResult(
-                point, None, "refused", event.message, ExitStatus(event.status), tuple(rows)
+                point, None, "refused", message, ExitStatus(event.status), tuple(rows)
             )
         if (code := self._started.process.wait()) == -9:
             message = (

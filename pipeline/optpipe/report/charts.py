@@ -424,7 +424,7 @@ def draw_comparison(
                 f"{sample}s per second",
                 latency,
                 files,
-                finding=f"{leader}: {reason}" if len(points) > 1 else "",
+                finding=leader + ": " + reason if len(points) > 1 else "",
             )
         )
     if latencies:
@@ -511,7 +511,8 @@ def draw_or_state_points(
         f"{each.label.partition('; ')[0]}: {_name_value(y, each.y)} at {_name_value(x, each.x)}"
         for each in points
     )
-    return Sentence(f"{stated}. {finding}".rstrip(" .") + ".", label=title)
+    text = stated + (". " + finding if finding else "")
+    return Sentence(text if text.endswith(".") else text + ".", label=title)
 
 
 def _name_value(axis: str, value: float) -> str:

@@ -85,7 +85,7 @@ def audit_dossier(
             f"artifact {judged.id} has other bytes here: the audit measures a build of the same recipe"
         )
     if (blocker := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
-        raise MissingError(f"artifact {judged.id} cannot be measured here: {blocker}")
+        raise MissingError(f"artifact {judged.id} cannot be measured here: " + blocker)
     names = {
         path.name for path in measure_criteria(drawn, (), wanted, judged, model, store, listener)
     }
@@ -125,7 +125,7 @@ def judge_audit(
             if not isinstance(now.observed, float)
             else f"this is another machine: {elsewhere[0]}"
         )
-        return replace(now, verdict=Verdict.INCONCLUSIVE, reason=f"undecided: {why}")
+        return replace(now, verdict=Verdict.INCONCLUSIVE, reason="undecided: " + why)
     tolerance, relative = AUDIT_TOLERANCES[criterion.dimension]
 
     def convert(one: CriterionResult) -> list[float]:

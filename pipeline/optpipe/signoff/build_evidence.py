@@ -638,7 +638,7 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
     reasons = [metric.find_reason(one.measurement) for one in group.valid]
     why = next(filter(None, reasons), "not computed")
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
-    what = f"{name} could not be estimated in {count - given} of {count} VALID processes: {why}"
+    what = f"{name} could not be estimated in {count - given} of {count} VALID processes: " + why
     yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))
 
 
@@ -688,7 +688,7 @@ def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
         if spoilt[0].code in WRONG_OUTPUTS
         else spoilt[0].remedy + "; then `" + again + "`"
     )
-    return Blocker(f"{which}: {spoilt[0].message}", remedy)
+    return Blocker(f"{which}: " + spoilt[0].message, remedy)
 
 
 CAVEATS = {

@@ -293,7 +293,7 @@ def _observe_unpaired_loss(
     about += f" ({describe_tries(baseline)})"
     blockers += list_withheld(group, metric, evidence)
     withheld = list_withheld(baseline, metric, evidence)
-    blockers += (Blocker(f"baseline: {each.reason}", pair or _NEWER) for each in withheld)
+    blockers += (Blocker("baseline: " + each.reason, pair or _NEWER) for each in withheld)
     seen = replace(seen, about=about, to_narrow=more)
     counts = [each.count_showing(metric) for each in (group, baseline)]
     scatter = find_run_scatter(group_processes([*evidence.measured, *evidence.baseline]), metric)

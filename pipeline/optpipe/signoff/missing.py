@@ -50,7 +50,7 @@ def measure_missing_evidence(
         return []
     if (why_not := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
         listener.warn(
-            f"nothing was measured: the judged build cannot run on this machine ({why_not})"
+            "nothing was measured: the judged build cannot run on this machine (" + why_not + ")"
         )
         return []
     store.require_writable()

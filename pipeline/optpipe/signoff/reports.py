@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
 from optpipe.backends.registry import list_runtime_packages
@@ -56,7 +55,6 @@ from optpipe.report.document import (
     Sentence,
     Table,
     Tone,
-    clean_text,
     figure_column,
     format_observed,
     make_document,
@@ -68,6 +66,7 @@ from optpipe.report.markdown import render_page
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.judge import find_drop_limit
+from optpipe.signoff.junit import render_junit
 from optpipe.signoff.loosened import describe_loosened
 from optpipe.signoff.previous import describe_since
 from optpipe.trace.differences import ProfileDifference
@@ -122,7 +121,7 @@ def summarize_verdict(record: VerdictRecord) -> str:
     if record.verdict is Verdict.PASS:
         return f"Ship {build}: {'the criterion is' if len(counted) == 1 else f'all {len(counted)} criteria are'} met.{tail}"
     load = f", {_name_load(worst[0])}" if worst[0].about else ""
-    first = f"{_name_criterion(worst[0].name)}{load}: {worst[0].reason}."
+    first = f"{_name_criterion(worst[0].name)}{load}: " + worst[0].reason + "."
     yet, state = ("", "not met") if record.verdict is Verdict.FAIL else (" yet", "undecided")
     return f"Do not ship {build}{yet}: {share} {state}. {first}{tail}"
 
@@ -444,50 +443,6 @@ def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
         one = quoted[section]
         limit = f"{one.limit}{', ' if one.about else ''}{_name_load(one)}"
         yield _name_criterion(one.name), format_observed(one).partition(" [")[0], limit
-
-
-def render_junit(record: VerdictRecord) -> str:
-    """JUnit XML for CI: FAIL is a failure, INCONCLUSIVE an error, and a waived criterion is skipped with its reason."""
-    counted = record.counted
-    undecided = sum(one.verdict is Verdict.INCONCLUSIVE for one in counted)
-    unjudged = 0 if counted else 1  # one more case
-    root = Xml.Element("testsuites")
-    suite = Xml.SubElement(
-        root,
-        "testsuite",
-        name=f"optpipe signoff {record.model}",
-        tests=str(len(record.criteria) + unjudged),
-        failures=str(sum(one.verdict is Verdict.FAIL for one in counted)),
-        errors=str(undecided + unjudged),
-        skipped=str(len(record.waived)),
-        timestamp=record.created_utc,
-        time="0",
-    )
-    if record.loosened:
-        properties = Xml.SubElement(suite, "properties")
-        for each in record.loosened:
-            Xml.SubElement(properties, "property", name=f"loosened.{each.name}", value=each.message)
-    build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
-    for one in record.criteria:
-        case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
-        about = f" ({one.about})" if one.about else ""
-        text = f"observed {format_observed(one)}{about}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
-        if not one.counts:
-            Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
-        elif one.verdict is not Verdict.PASS:
-            kind = "failure" if one.verdict is Verdict.FAIL else "error"
-            Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
-    if unjudged:
-        case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
-        Xml.SubElement(
-            case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE"
-        )
-    Xml.indent(root)
-    return (
-        '<?xml version="1.0" encoding="UTF-8"?>\n'
-        + clean_text(Xml.tostring(root, encoding="unicode"))
-        + "\n"
-    )
 
 
 REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = (

@@ -83,10 +83,10 @@ def _list_reasons(rows: Sequence[SweepRow]) -> Iterator[Sentence]:
     same = group_pairs(((row.state, row.reason), row.cell.label) for row in told)
     for (state, reason), labels in same.items():
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
-        yield Sentence(f"{labels[0]}{more}: {reason}", _TONES.get(state, Tone.FAINT), state)
+        yield Sentence(f"{labels[0]}{more}: " + reason, _TONES.get(state, Tone.FAINT), state)
     for row in rows:
         yield from (
-            Sentence(f"{row.cell.label}: {why}", Tone.DOUBTFUL, "tried again")
+            Sentence(f"{row.cell.label}: " + why, Tone.DOUBTFUL, "tried again")
             for why in row.attempts
         )
 

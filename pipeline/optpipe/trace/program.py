@@ -134,7 +134,7 @@ def _read_trace(
     try:
         exported = export_recording(came, scratch)
     except MissingError as error:
-        raise type(error)(f"{ended}; {error.message}", remedy=error.remedy) from error
+        raise type(error)(f"{ended}; " + error.message, remedy=error.remedy) from error
     try:
         trace = trace_from_sqlite(exported)
     except BadInputError as error:

@@ -30,6 +30,7 @@ from optpipe.core.card import InputSpec, ModelCard, Shape
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener, ProgressStep, SilentListener
+from optpipe.core.message_wire import message_from_text, text_from_message
 from optpipe.core.precision import Precision
 from optpipe.core.process import make_python_command
 from optpipe.core.records import json_from_record, read_record
@@ -148,6 +149,7 @@ class WorkerResult:
     layer_ns: Mapping[str, float] | None = None
     """Median time of each node in ONNX Runtime on the CPU."""
     error: str | None = None
+    """As `core.message_wire` writes it."""
     exit_status: int = 0
 
 
@@ -289,7 +291,7 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
                 "the profiled process wrote an invalid result: " + error.message
             ) from error
         if found.error is not None:
-            raise _ERRORS.get(found.exit_status, StageError)(found.error)
+            raise _ERRORS.get(found.exit_status, StageError)(message_from_text(found.error))
         return found
     if not log.is_file():
         export_recording(recorded, job.scratch)  # raises the reason of nsys, or of the interpreter
@@ -345,7 +347,9 @@ def main(job_file: str) -> None:
     try:
         result = run_job(job)
     except OptpipeError as error:
-        result = WorkerResult(error=str(error), exit_status=int(error.exit_status))
+        result = WorkerResult(
+            error=text_from_message(error.message), exit_status=int(error.exit_status)
+        )
     except Exception:
         traceback.print_exc(file=log)
         log.flush()

@@ -20,6 +20,7 @@ from optpipe.api.door import speak_of_arguments
 from optpipe.cli.app import app
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.load import LoadSpec
+from optpipe.core.message_wire import message_from_text, text_from_message
 from optpipe.core.plan import list_fields
 from optpipe.core.wording import (
     ARGUMENTS,
@@ -295,13 +296,32 @@ def test_an_error_passes_to_another_process_as_data():
     assert word_for_python(copied.remedy) == word_for_python(make_error().remedy or "")
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        make_error().message,
+        Argument("batch", (1, 8, 64)),
+        Argument("shape", {"ids": ((1, 8), (1, 64))}),
+        Argument("option", {"onnxruntime": {"threads": 2}}),
+        Argument("max_cv", 0.1, setting=True),
+        Argument("precision", ["fp16", "int8"]),
+        Call("build", "net", precision="int8", calibration="PATH"),
+        "give " + Call("bench", "net", batch=[1, 8], max_cv=Argument("max_cv", 0.1, setting=True)),
+        "no data",
+    ],
+)
+def test_a_message_passes_as_text_and_is_worded_by_the_door(message):
+    read = message_from_text(text_from_message(message))
+    assert (str(read), word_for_python(read)) == (str(message), word_for_python(message))
+
+
 EXCEPTIONS = {
     "api/pytest_plugin.py": r"--optpipe-",  # options of pytest
     "deploy/trackers/model_card.py": r"`optpipe verify`",  # a card that is written
     "deploy/trackers/registry.py": r"--to",  # for a process that it starts
     "core/plan.py": r"--set|--no-",  # makes the options of the command line
     "core/wording.py": r"--set|--no-|--workspace|\\(--set\\)",  # words them
-    "signoff/reports.py": r"optpipe signoff $",  # the name of a suite in JUnit's XML
+    "signoff/junit.py": r"optpipe signoff $",  # the name of a suite in JUnit's XML
     "trace/nsys.py": r"--output|--version|--trace|--duration",  # options of nsys
     "trace/counters.py": r"--version",  # an option of ncu
     "build/doctor.py": r"--version",  # an option of nsys

@@ -22,7 +22,8 @@ from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
 from optpipe.signoff.bill import _summarize as summarize_bill
 from optpipe.signoff.judge import decide_overall_verdict, require_waivable
-from optpipe.signoff.reports import page_from_verdict, render_junit, summarize_verdict
+from optpipe.signoff.junit import render_junit
+from optpipe.signoff.reports import page_from_verdict, summarize_verdict
 from optpipe.signoff.verify import require_pass
 
 VERIFIER = runpy.run_path(str(Path(__file__).parents[3] / "verifier" / "verify_dossier.py"))

@@ -31,6 +31,7 @@ from optpipe.report.markdown import render_page
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.junit import render_junit
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 from optpipe.signoff.reports import (
@@ -40,16 +41,9 @@ from optpipe.signoff.reports import (
     document_from_verification,
     make_dossier_page,
     page_from_verdict,
-    render_junit,
 )
 from optpipe.signoff.verify import verify_dossier
-from optpipe.trace.differences import (
-    Change,
-    Difference,
-    ProfileDifference,
-    Side,
-    StageDifference,
-)
+from optpipe.trace.differences import Change, Difference, ProfileDifference, Side, StageDifference
 
 POLICY = """schema = 1
 name = "<script>alert('x')</script> & co"

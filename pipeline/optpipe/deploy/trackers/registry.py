@@ -88,7 +88,9 @@ def export_after_signoff(
             place, why = _export_apart(folder, name, seconds)
         if why:
             again = Call("signoff export", folder, to=name)
-            listener.warn(f"the dossier was not exported to {name}: {why}\nlater: `" + again + "`")
+            listener.warn(
+                f"the dossier was not exported to {name}: " + why + "\nlater: `" + again + "`"
+            )
         else:
             found[name] = place
     return found

@@ -12,6 +12,7 @@ from typing import Any
 from optpipe.core import torch
 from optpipe.core.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.core.load import LoadSpec, Scenario
+from optpipe.core.message_wire import text_from_message
 from optpipe.core.process import end_with_parent
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker.checks import (
@@ -57,9 +58,8 @@ def main() -> None:
                 report = worker.measured(record_from_json(line, Point, "standard input"), events)
                 events.write(_line(WorkerEvent("done", report=report, modules=tuple(sys.modules))))
     except OptpipeError as error:
-        events.write(
-            _line(WorkerEvent("failed", status=int(error.exit_status), message=str(error)))
-        )
+        message = text_from_message(error.message)
+        events.write(_line(WorkerEvent("failed", status=int(error.exit_status), message=message)))
     except Exception as error:
         if not is_out_of_memory(error):
             raise

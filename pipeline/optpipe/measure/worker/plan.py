@@ -105,6 +105,7 @@ class WorkerEvent:
     """With `done`: all imported modules in order, which the next worker of its kind imports while standing by."""
     status: int = 0
     message: str = ""
+    """With `failed`: as `core.message_wire` writes it."""
 
 
 def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":

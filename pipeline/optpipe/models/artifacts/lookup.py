@@ -10,7 +10,7 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.core.wording import Call
+from optpipe.core.wording import Call, join_texts
 from optpipe.models.artifacts.builds_by_name import find_builds, find_by_id
 from optpipe.models.artifacts.engine_files import hash_model
 from optpipe.models.artifacts.missing_builds import list_arguments, make_unbuilt_error
@@ -143,9 +143,9 @@ def select_runnable(
     reasons = {label: why_not for label, why_not in found.items() if why_not is not None}
     able = tuple(each for each in artifacts if each.label not in reasons)
     if not able:
-        text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
+        text = join_texts("; ", (f"{label}: " + why_not for label, why_not in reasons.items()))
         raise MissingError(
-            f"no built artifact can run on this machine: {text}",
+            "no built artifact can run on this machine: " + text,
             remedy="`" + Call("build", "MODEL", backend="auto") + "` builds one that can",
         )
     return able, reasons

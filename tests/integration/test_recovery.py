@@ -47,7 +47,7 @@ def test_each_step_has_a_row_and_the_reference_is_the_model(tmp_path) -> None:
     ran.expect(0)
     (made,) = json.loads(ran.stdout)["artifacts"]
     steps = {each["name"]: each for each in made["recovery"]}
-    assert [*steps] == ["ranges", "equalize", "smoothquant", "rounding", "bias"]
+    assert [*steps] == ["ranges", "equalize", "smoothquant", "rounding", "bias", "distill"]
     assert steps["ranges"]["kept"]
     for step in made["recovery"][1:]:
         assert step["kept"] == (step["gain_ci"] is not None and step["gain_ci"][0] > 0)

@@ -70,8 +70,8 @@ def build(
     recover: Annotated[
         str | None,
         Param(
-            "Steps that win accuracy back in INT8 without labels: auto, none, or some of equalize, smoothquant, rounding, and "
-            "bias. Each is kept if it helps on held-out samples, and --budget ends the search.",
+            "Steps that win accuracy back in INT8 without labels: auto, none, or some of equalize, smoothquant, rounding, "
+            "bias, and distill. Each is kept if it helps on held-out samples, and --budget ends the search.",
             metavar="NAME[,…]",
         ),
     ] = None,

@@ -4,12 +4,13 @@ A step is kept if the SNR of held-out samples rises by more than its interval in
 step; layers left in floating point, by a budget's search, are the last, in `calibrated_graph`.
 """
 
+import hashlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from optpipe.backends.rewrites import RewriteGuard
 from optpipe.core import onnx
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo, RecoveredInfo, RecoveryStep
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError, escape, first_line
 from optpipe.core.events import Listener
 from optpipe.core.plan import choices_from_text
 from optpipe.core.precision import Budget, PrecisionCost
@@ -29,6 +30,7 @@ from optpipe.core.records import plain_from_record
 from optpipe.core.wording import Argument
 from optpipe.models.export.source_graph import make_probe
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
+from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches
 from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.qdq import (
     CPU_FORMS,
@@ -38,11 +40,13 @@ from optpipe.quantize.qdq import (
     quantize_graph,
     quantize_weights,
 )
-from optpipe.quantize.ranges import CalibrationTable, read_table, write_table
+from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.quantize.recovery.biases import MeanCounter, correct_biases
+from optpipe.quantize.recovery.distillation import Batch, TooSlowError, distill_graph
 from optpipe.quantize.recovery.layers import EditedGraph, find_output_axis, iterate_tensors
 from optpipe.quantize.recovery.rounding import collect_moments, round_together
 from optpipe.quantize.recovery.scaling import Divider, divide_channels, list_scaled_tensors
+from optpipe.quantize.recovery.torch_operators import UnknownOperatorError
 from optpipe.quantize.sensitivity import Fp32Reference
 from optpipe.stats.means import compute_mean_interval
 from optpipe.stats.paired import CONFIDENCE
@@ -51,7 +55,7 @@ from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, TOKENIZER
 from optpipe.workspace.store import Store
 
-REVISION = 1
+REVISION = 2
 TABLE = "calibration-table.json"
 AUTO, NONE = "auto", "none"
 LEARNING_SAMPLES = 64
@@ -60,6 +64,8 @@ JUDGE_SHARE = 4
 """One of so many samples is held out to judge, up to `MOST_JUDGES`."""
 MOST_JUDGES = 256
 FEWEST_JUDGES = 8
+DISTILLED_BATCH = 32
+MOST_LEARNED_BYTES = 1 << 30
 MOST_INPUTS = 4608
 """Inputs of one output of a layer whose second moments are held in memory: 3 × 3 × 512."""
 
@@ -73,7 +79,12 @@ class Workbench:
     table: CalibrationTable
     target: Target
     samples: SampleSet
+    """A few of those that the ranges are of."""
     device: Device
+    learn: SampleSet
+    """All of them."""
+    teacher: Entry[ModelInfo]
+    """The model in FP32, with the same tensors as `model`: what no step has moved a weight of."""
 
     def quantize(self, graph: Any) -> Any:
         return quantize_graph(graph, self.table, self.target)[0]
@@ -85,17 +96,27 @@ class Workbench:
         return iterate_tensors(self.model, self.card, graph, self.samples, tensors, self.device)
 
 
+class Change(NamedTuple):
+    graph: Any
+    places: int
+    """How many it changed; 0 for none."""
+    ranges: Mapping[str, TensorRange] | None = None
+    """The ranges that it learned, by tensor."""
+    said: str = ""
+    """How far it went, or why it changed nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    change: Callable[[Any, Workbench], tuple[Any, int]]
+    change: Callable[[Any, Workbench], Change]
     changed: str
     """What it changes, in words: `tensors with balanced channels`."""
     exact: bool
     """Whether the graph computes the same in FP32, so that it is compared, and its ranges are new."""
 
 
-def balance_channels(kind: Divider) -> Callable[[Any, Workbench], tuple[Any, int]]:
-    def change(graph: Any, bench: Workbench) -> tuple[Any, int]:
+def balance_channels(kind: Divider) -> Callable[[Any, Workbench], Change]:
+    def change(graph: Any, bench: Workbench) -> Change:
         layers = bench.list_layers(graph)
         axes = list_scaled_tensors(graph, kind, layers)
         peaks: dict[str, NDArray[Any]] = {}
@@ -104,12 +125,12 @@ def balance_channels(kind: Divider) -> Callable[[Any, Workbench], tuple[Any, int
                 value = np.abs(values[name])
                 found = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).max(axis=0)
                 peaks[name] = np.maximum(peaks.get(name, 0), found)
-        return divide_channels(graph, kind, layers, peaks)
+        return Change(*divide_channels(graph, kind, layers, peaks))
 
     return change
 
 
-def learn_rounding(graph: Any, bench: Workbench) -> tuple[Any, int]:
+def learn_rounding(graph: Any, bench: Workbench) -> Change:
     """`graph` with the weights of its quantized layers on their grids, where rounding to the nearest would put them elsewhere."""
     edited, moments = EditedGraph(graph), dict[str, NDArray[np.float64]]()
     layers = [
@@ -133,7 +154,7 @@ def learn_rounding(graph: Any, bench: Workbench) -> tuple[Any, int]:
             if made is not None:
                 edited.write(node, 1, made)
                 count += 1
-    return edited.finish(), count
+    return Change(edited.finish(), count)
 
 
 def round_weight(
@@ -170,14 +191,39 @@ def round_weight(
     )
 
 
-def correct_means(graph: Any, bench: Workbench) -> tuple[Any, int]:
+def correct_means(graph: Any, bench: Workbench) -> Change:
     def measure(each: Any, axes: Mapping[str, int]) -> Mapping[str, NDArray[np.float64]]:
         counter = MeanCounter(axes)
         for values in bench.iterate(each, [*axes]):
             counter.add(values)
         return counter.means()
 
-    return correct_biases(graph, bench.list_layers(graph), bench.quantize, measure)
+    return Change(*correct_biases(graph, bench.list_layers(graph), bench.quantize, measure))
+
+
+def distill(graph: Any, bench: Workbench) -> Change:
+    """`graph` with weights, biases, and ranges learned from the FP32 network; unchanged if it cannot be learned here."""
+    _, placed = quantize_graph(graph, bench.table, bench.target)
+    teacher = name_nodes(load_onnx(bench.teacher.file(ONNX)))
+    try:
+        made = distill_graph(
+            graph, teacher, placed, bench.table.ranges, _draw_batches(bench), bench.device
+        )
+    except (UnknownOperatorError, TooSlowError) as error:
+        return Change(graph, 0, said=f"not run: {escape(first_line(error))[:100]}")
+    return Change(made.graph, made.layers, made.ranges, f"{made.steps} steps")
+
+
+def _draw_batches(bench: Workbench) -> list[Batch]:
+    """The samples that are learned from in batches, as many as `MOST_LEARNED_BYTES` holds."""
+    found, held = list[Batch](), 0
+    size = fit_batch_size(bench.card, DISTILLED_BATCH)
+    for batch, _ in iterate_input_batches(bench.model, bench.card, bench.learn, size):
+        held += sum(each.nbytes for each in batch.values())
+        if found and held > MOST_LEARNED_BYTES:
+            break
+        found.append(batch)
+    return found
 
 
 STEPS: Mapping[str, Step] = {
@@ -191,6 +237,7 @@ STEPS: Mapping[str, Step] = {
     ),
     "rounding": Step(learn_rounding, "weights rounded together", exact=False),
     "bias": Step(correct_means, "corrected biases", exact=False),
+    "distill": Step(distill, "layers with learned weights and ranges", exact=False),
 }
 """In the order in which they are tried: a correction of biases comes after the rounding whose shift it corrects."""
 
@@ -305,7 +352,7 @@ def _try_steps(
     listener: Listener,
 ) -> Recovered:
     started, judge = time.monotonic(), _Judge(model, judging, device)
-    source, table = model, calibrate(model, learn)
+    source, table, teacher = model, calibrate(model, learn), model
     cost, each_db = judge.measure(quantize_graph(load_onnx(model.file(ONNX)), table, target)[0])
     steps = [_describe_ranges(table, cost, time.monotonic() - started)]
     confidence = 1 - (1 - CONFIDENCE) / max(len(names), 1)
@@ -315,20 +362,26 @@ def _try_steps(
         started, step = time.monotonic(), STEPS[name]
         with listener.step(f"recover: {name}"):
             few = draw_subset(learn, LEARNING_SAMPLES)
-            bench = Workbench(source, read_stored_card(source), table, target, few, device)
+            bench = Workbench(
+                source, read_stored_card(source), table, target, few, device, learn, teacher
+            )
             before = name_nodes(load_onnx(source.file(ONNX)))
-            graph, count = step.change(before, bench)
-            if not count:
-                seconds = time.monotonic() - started
-                steps.append(RecoveryStep(name, "nothing to change", cost.snr_db, seconds=seconds))
+            change = step.change(before, bench)
+            if not change.places:
+                seconds, said = time.monotonic() - started, change.said or "nothing to change"
+                steps.append(RecoveryStep(name, said, cost.snr_db, seconds=seconds))
                 continue
             if step.exact:
-                _require_same(source, before, graph, name)
-            altered = _store_altered(source, graph, name, table, few, store, listener)
+                _require_same(source, before, change.graph, name)
+            altered = _store_altered(source, change.graph, name, table, few, store, listener)
             new = (
                 calibrate(altered, learn)
                 if step.exact
-                else replace(table, graph_sha256=altered.sha256(ONNX))
+                else replace(
+                    table,
+                    graph_sha256=altered.sha256(ONNX),
+                    ranges={**table.ranges, **(change.ranges or {})},
+                )
             )
             found, rows = judge.measure(
                 quantize_graph(load_onnx(altered.file(ONNX)), new, target)[0]
@@ -339,7 +392,7 @@ def _try_steps(
             steps.append(
                 RecoveryStep(
                     name,
-                    f"{count} {step.changed}",
+                    f"{change.places} {step.changed}" + (f", {change.said}" if change.said else ""),
                     found.snr_db,
                     gain,
                     interval,
@@ -351,6 +404,7 @@ def _try_steps(
             )
             if helps:
                 source, table, cost, each_db = altered, new, found, rows
+                teacher = altered if step.exact else teacher
     return Recovered(source, table, tuple(steps), ())
 
 
@@ -405,6 +459,7 @@ def _store_altered(
         "step": name,
         "table": table.sha256,
         "set": samples.sha256,
+        "graph": hashlib.sha256(graph.SerializeToString(deterministic=True)).hexdigest(),
     }
 
     def make(directory: Path) -> RecoveredInfo:

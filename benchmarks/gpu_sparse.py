@@ -1,6 +1,6 @@
 """2:4 sparse products of cuSPARSELt, through torch, against dense ones of cuBLAS, for the layers of three networks, on a GPU.
 
-usage: python benchmarks/gpu_sparse.py OUT.json [--seconds 60] [--batch 1,64,256] [--search] [--dry-run]
+usage: python benchmarks/gpu_sparse.py OUT.json [--seconds 60] [--batch 1,64,256] [--types fp16,int8] [--search] [--dry-run]
 
 A layer is the product of its rows (pixels of all images, or tokens) with its weights, of which each group of four along the
 inputs keeps the two largest. Convolutions of 3 × 3 count as the product of their columns, without the copy that makes the
@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--batch", default="1,64,256")
+    parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
@@ -184,7 +185,9 @@ def main() -> None:
     for batch in map(int, given.batch.split(",")):
         for network in ("ResNet-50", *TRANSFORMERS):
             for (product, count), kind in (
-                (each, kind) for each in list_products(network).items() for kind in TYPES
+                (each, kind)
+                for each in list_products(network).items()
+                for kind in given.types.split(",")
             ):
                 row = {"network": network, "batch": batch, "type": kind, "count": count}
                 wanted = product._replace(

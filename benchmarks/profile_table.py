@@ -91,7 +91,10 @@ def compact(stage: dict) -> dict:
         "layers": [_short(one) for one in cores["layers"][:LAYERS]],
     }
     kept["roofline"] = roofline and {**roofline, "layers": roofline["layers"][:LAYERS]}
-    return {**stage, "profile": kept, "counters": [_short(one) for one in stage["counters"]]}
+    counters = stage.get("counters")
+    if counters:
+        counters = {**counters, "kernels": [_short(one) for one in counters["kernels"]]}
+    return {**stage, "profile": kept, "counters": counters}
 
 
 def _short(one: dict) -> dict:

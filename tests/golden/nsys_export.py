@@ -44,6 +44,7 @@ _TABLES = {
         stackDepth INTEGER)""",
     "switches": """CREATE TABLE SCHED_EVENTS (start INTEGER, cpu INTEGER, isSchedIn INTEGER, globalTid INTEGER,
         threadState INTEGER, threadBlock INTEGER)""",
+    "cuda_devices": "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER)",
     "diagnostics": "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)",
 }
 
@@ -56,6 +57,8 @@ class Recording:
     strings: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     correlation: int = 0
+    gpus: list[str] = field(default_factory=list)
+    """Without any, there is one."""
 
     def call(self, name: str, start: float, end: float, thread: int = THREAD) -> int:
         """An API call; returns its correlation id."""
@@ -139,13 +142,20 @@ class Recording:
             (_ns(start), _ns(end), 1, self.call("cudaGraphLaunch_v10000", start - 5, start - 1)),
         )
 
-    def metric(self, name: str, at: float, value: int) -> None:
-        """A sample of a GPU metric on the first device."""
-        known = [row[4] for row in self.rows.get("metric_names", [])]
-        if name not in known:
-            self._add("metric_names", (1 << 8, 0, "GPU Metrics", len(known), name))
-            known.append(name)
-        self._add("metrics", (_ns(at), 1 << 8, known.index(name), value))
+    def gpu(self, name: str, cuda: int | None = None) -> None:
+        """One more GPU, and the number that CUDA gives it in the recorded process; None if that does not use it."""
+        self.gpus.append(name)
+        if cuda is not None:
+            self._add("cuda_devices", (len(self.gpus) - 1, cuda, 7))
+
+    def metric(self, name: str, at: float, value: int, gpu: int = 0) -> None:
+        """A sample of a metric of a GPU, under the number that nsys gives it."""
+        kind = 1 << 8 | gpu
+        known = [(row[0], row[4]) for row in self.rows.get("metric_names", [])]
+        if (kind, name) not in known:
+            self._add("metric_names", (kind, 0, "GPU Metrics", len(known), name))
+            known.append((kind, name))
+        self._add("metrics", (_ns(at), kind, known.index((kind, name)), value))
 
     def os_call(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
         row = (_ns(start), _ns(end), 27, thread, 0, self._string(name), 0, 0, 0)
@@ -173,8 +183,9 @@ class Recording:
             connection.executemany(
                 "INSERT INTO META_DATA_EXPORT VALUES (?, ?)", [("EXPORT_SCHEMA_VERSION", "3.20.3")]
             )
-            connection.execute(
-                "INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H200', 132, 150109880320, 4814304000000, 9, 0)"
+            connection.executemany(
+                "INSERT INTO TARGET_INFO_GPU VALUES (?, ?, 132, 150109880320, 4814304000000, 9, 0)",
+                enumerate(self.gpus or ["NVIDIA H200"]),
             )
             connection.executemany(
                 "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", self.environment.items()

@@ -235,6 +235,8 @@ _RANGE_EVENTS = (
 )
 _DOMAIN_EVENT = 75
 _SEVERITY_WARNING = 2
+TRACER_NOTE = "; "
+"""Between the profiler's version and what happened to the recording."""
 _UNKNOWN_VERSION = "of unknown version"
 _LOSS_WORDS = (
     "lost",
@@ -299,18 +301,24 @@ def trace_from_sqlite(path: Path) -> Trace:
                 zip(queries, pool.map(partial(_fetch_frame, path), queries.values()), strict=True)
             )
         names = _Names(raw.pop("strings"))
+        devices = columns.get("TARGET_INFO_CUDA_DEVICE", frozenset())
+        cuda_numbers = _read_cuda_numbers(path, devices)
         read = {
             table: _cast_frame(table, frame, names)
             for table, frame in raw.items()
             if table != "memsets"
         }
+        if "metrics" in read:
+            read["metrics"] = _renumber_devices(read["metrics"], cuda_numbers)
         if "memsets" in raw:
             copies = read.get("copies", make_empty_frame("copies"))
             read["copies"] = pl.concat([copies, _cast_frame("copies", raw["memsets"], names)])
         empty = Trace(
             source=path.name,
             tracer=f"nsys {_read_version(path, columns)}",
-            gpus=_read_gpus(path, columns.get("TARGET_INFO_GPU", frozenset())),
+            gpus=_order_gpus(
+                _read_gpus(path, columns.get("TARGET_INFO_GPU", frozenset())), cuda_numbers
+            ),
             diagnostics=_read_losses(path, columns.get("DIAGNOSTIC_EVENT", frozenset())),
             graph_launches_untraced=_read_number(
                 path, columns, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", set(), "COUNT(*)"
@@ -497,6 +505,38 @@ def _read_gpus(path: Path, known: frozenset[str]) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(str(name), _integer(multiprocessors) or None) for name, multiprocessors in found
     )
+
+
+def _read_cuda_numbers(path: Path, known: frozenset[str]) -> dict[int, int]:
+    """CUDA's number of each GPU that a recorded process used, by the number that nsys gives it."""
+    if not known >= {"gpuId", "cudaId"}:
+        return {}
+    found = _fetch_rows(
+        path, "SELECT gpuId, MIN(cudaId) FROM TARGET_INFO_CUDA_DEVICE GROUP BY gpuId"
+    )
+    return {_integer(gpu): _integer(cuda) for gpu, cuda in found}
+
+
+def _order_gpus(gpus: tuple[Gpu, ...], cuda_numbers: Mapping[int, int]) -> tuple[Gpu, ...]:
+    """The GPUs in the order of CUDA's numbers, which those of kernels are; GPUs that the program did not use follow."""
+    placed = {
+        cuda: gpus[at]
+        for at, cuda in cuda_numbers.items()
+        if 0 <= at < len(gpus) and 0 <= cuda < len(gpus)
+    }
+    others = (gpu for at, gpu in enumerate(gpus) if at not in cuda_numbers)
+    return tuple(placed[at] if at in placed else next(others, gpus[at]) for at in range(len(gpus)))
+
+
+def _renumber_devices(metrics: pl.DataFrame, cuda_numbers: Mapping[int, int]) -> pl.DataFrame:
+    """Metrics under CUDA's numbers, as kernels have them, without those of GPUs that the program did not use.
+
+    `CUDA_VISIBLE_DEVICES` makes the numbers differ. Where no metric is of a used GPU, they stay as nsys has them.
+    """
+    used = metrics.filter(pl.col("device").is_in(list(cuda_numbers)))
+    if used.is_empty():
+        return metrics
+    return used.with_columns(pl.col("device").replace(cuda_numbers))
 
 
 def _read_losses(path: Path, known: frozenset[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from optpipe.stats.means import mean_from_values, subtract_means
 from optpipe.trace.analysis import Analysis, array_from_column
 from optpipe.trace.differences import Change, Difference, Side, StageDifference
 from optpipe.trace.modules import locate_kernels
+from optpipe.trace.read import TRACER_NOTE
 from optpipe.trace.report import StageSubject
 
 CONFIDENCE = 0.95
@@ -197,11 +198,15 @@ def _note_differences(before: ComparedStage, after: ComparedStage) -> Iterator[s
         ("length", (one.length, other.length)),
         ("build", (one.artifact, other.artifact)),
         ("GPU", tuple(_name_gpus(side) for side in (before, after))),
-        ("profiler", (before.measured.trace.tracer, after.measured.trace.tracer)),
+        ("profiler", tuple(_name_tracer(side) for side in (before, after))),
         ("iterations", (before.measured.iterations.height, after.measured.iterations.height)),
     ):
         if values[0] != values[1]:
             yield f"{what}: {values[0] or 'unknown'} before, {values[1] or 'unknown'} after"
+
+
+def _name_tracer(side: ComparedStage) -> str:
+    return side.measured.trace.tracer.partition(TRACER_NOTE)[0]
 
 
 def _name_gpus(side: ComparedStage) -> str:

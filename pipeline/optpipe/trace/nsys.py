@@ -11,13 +11,13 @@ package.
 import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from optpipe.core import plan as params
@@ -77,6 +77,11 @@ _PROBE_TIMEOUT_S = 25.0
 _LOG_BYTES = 1 << 20
 _MARK = "OPTPIPE_RECORDING"
 """Environment variable of all processes of one recording: its folder."""
+BEGUN = "begun"
+"""A file in that folder, made by the program before it does anything."""
+SHELL_MARK = f'[ -z "${_MARK}" ] || : > "${_MARK}/{BEGUN}"'
+"""The line of a shell that makes it, in a recording."""
+_ENDED_EARLY = re.compile(r"terminate called|segmentation fault|core dumped|assert|crash", re.I)
 _PROBED = (Source.GPU_METRICS, Source.CPU)
 """Sources that a machine may refuse; nsys records the others in every process."""
 _NAMES_OF_SOURCES = {
@@ -84,6 +89,8 @@ _NAMES_OF_SOURCES = {
     Source.CPU: re.compile(r"sampl|perf_event|paranoid|context switch|backtrace", re.IGNORECASE),
 }
 _TERMINATION_TIMEOUT_S = 5.0
+_ASKED = (SIGINT, SIGTERM, SIGKILL)
+"""Signals by which a recording is ended, which are no crash."""
 _REFUSALS = re.compile(
     r"(permission|not permitted|ptrace|unsupported|not supported|unrecogni[sz]ed|failed to (start|create|launch|initialize)|"
     r"unable to|driver|no space left|illegal)",
@@ -152,6 +159,8 @@ class Recording(NamedTuple):
     exit_status: int
     log: str
     """Output of nsys and the program, interleaved."""
+    crash: str = ""
+    """How nsys ended before the program began; it was then started a second time, of which the rest speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +200,29 @@ def make_nsys_command(output: Path, capture: Capture, version: str) -> list[str]
 def record_program(program: Sequence[str], directory: Path, capture: Capture) -> Recording:
     """Runs `program`, and ends all its processes with this one; the recording contains the whole environment.
 
-    nsys and `program` run in NEUTRAL_FOLDER, since nsys imports a `sitecustomize.py` of the current folder.
+    nsys and `program` run in NEUTRAL_FOLDER, since nsys imports a `sitecustomize.py` of the current folder. nsys 2022.4 sometimes
+    crashes at its start; if `program` has not begun by then (`mark_begin`), it is started once more.
 
     Raises StageError after `capture.timeout_s`, and MissingError if nsys cannot run.
     """
     directory = directory.resolve()
+    came = _record_once(program, directory, capture)
+    crash = _describe_crash(came, directory)
+    if not crash:
+        return came
+    return _record_once(program, directory, capture)._replace(crash=crash)
+
+
+def mark_begin() -> None:
+    """Called by a program of optpipe in a recording: from now on, it is not started a second time."""
+    if folder := os.environ.get(_MARK):
+        (Path(folder) / BEGUN).touch()
+
+
+def _record_once(program: Sequence[str], directory: Path, capture: Capture) -> Recording:
     output, log = directory / "recording", directory / "nsys.log"
-    for stale in directory.glob("recording.*"):  # of an earlier run in the same folder
-        stale.unlink()
+    for stale in (*directory.glob("recording.*"), directory / BEGUN):  # of an earlier run
+        stale.unlink(missing_ok=True)
     # without sources, the options are the same for all versions
     version = read_nsys_version() if capture.sources else ""
     command = [str(find_nsys()), *make_nsys_command(output, capture, version), *program]
@@ -217,6 +241,17 @@ def record_program(program: Sequence[str], directory: Path, capture: Capture) ->
     left = [output.with_suffix(suffix) for suffix in (*_REPORTS, _STREAM)]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
     return Recording(found, status, _read_tail(log))
+
+
+def _describe_crash(came: Recording, directory: Path) -> str:
+    """How nsys crashed before the program began; empty if the program began, or nsys gave its reason and ended."""
+    if came.recording is not None or came.exit_status == 0 or (directory / BEGUN).exists():
+        return ""
+    by_signal = -came.exit_status if came.exit_status < 0 else came.exit_status - 128
+    if 0 < by_signal < 65 and by_signal not in _ASKED:
+        return f"signal {by_signal}"
+    said = [line.strip() for line in came.log.splitlines() if _ENDED_EARLY.search(line)]
+    return said[0][:200] if said else ""
 
 
 def list_program_lines(recorded: Recording) -> list[str]:
@@ -291,7 +326,7 @@ def _kill_others(directory: Path) -> None:
                 mark in (entry / "environ").read_bytes()
                 and (group := os.getpgid(int(entry.name))) != os.getpgrp()
             ):
-                os.killpg(group, signal.SIGKILL)
+                os.killpg(group, SIGKILL)
 
 
 def find_nsys(otherwise: str = "") -> Path:

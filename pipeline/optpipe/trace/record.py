@@ -57,11 +57,12 @@ from optpipe.trace.nsys import (
     export_recording,
     json_from_recording,
     list_program_lines,
+    mark_begin,
     mark_range,
     record_program,
 )
 from optpipe.trace.python_stacks import read_python_stacks
-from optpipe.trace.read import Trace, trace_from_sqlite
+from optpipe.trace.read import TRACER_NOTE, Trace, trace_from_sqlite
 from optpipe.trace.report import StageSubject
 from optpipe.trace.roofline import Peaks, measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.rules import StageFacts
@@ -190,7 +191,7 @@ def record_job(
         capture = Capture(job.on_gpu, whole=whole, sources=sources)
         came = record_program(make_worker_command(scratch), scratch, capture)
         found = read_result(worker_job, came)
-        trace = trace_from_sqlite(export_recording(came, scratch))
+        trace = add_crash(trace_from_sqlite(export_recording(came, scratch)), came, listener)
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
             break
         if select_measured_part(analysis_from_trace(trace)).trace.kernels.height:
@@ -203,6 +204,15 @@ def record_job(
 
 def make_worker_command(scratch: Path) -> list[str]:
     return make_python_command("optpipe.trace.record", str((scratch / JOB).resolve()))
+
+
+def add_crash(trace: Trace, recorded: Recording, listener: Listener) -> Trace:
+    """Names a crash of nsys at its start beside its version, which each record and report of the trace repeats; and warns."""
+    if not recorded.crash:
+        return trace
+    crash = f"nsys crashed before the program began ({recorded.crash}), and was started again"
+    listener.warn(crash)
+    return replace(trace, tracer=trace.tracer + TRACER_NOTE + "started again after a crash")
 
 
 def add_python_stacks(
@@ -340,6 +350,7 @@ _SETTLING = 3
 
 def main(job_file: str) -> None:
     """Runs the job, writes its result file, and exits with the status of its error."""
+    mark_begin()
     job = read_record(Path(job_file), WorkerJob)
     os.chdir(job.folder)
     log = (job.scratch / LOG).open("w", encoding="utf-8")

@@ -16,6 +16,7 @@ from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, subtract_
 from optpipe.trace.bottleneck import GAP_NS, find_long_gaps, has_notable_gaps
 from optpipe.trace.loops import find_data_waits
 from optpipe.trace.nsys import Stage
+from optpipe.trace.read import Trace
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
 
@@ -190,11 +191,24 @@ def find_host_gaps(context: RuleContext) -> _Found | None:
         return None
     evidence = f"{_format_gap_count(away.starts.size)} over {format_duration(GAP_NS)}, {format_duration(away.total_ns)} in total, "
     evidence += "during which the host launches nothing"
-    advice = "find out with perf or py-spy what the host does there; preprocess on the GPU ("
-    advice += Call("preprocess") + ")"
     if context.facts.stage is Stage.INFERENCE:
         advice = "launch the next batch before waiting for this one (" + _STREAMS + ")"
-    return _Found(evidence, away.total_ns, advice)
+        return _Found(evidence, away.total_ns, advice)
+    waits = None if context.facts.stage else find_data_waits(context.measured)
+    if waits is not None and away.total_ns:
+        elsewhere = subtract_intervals(away, waits.times).total_ns
+        evidence += (
+            f"; {1 - elsewhere / away.total_ns:.0%} of it in {waits.name}, the wait for data"
+        )
+    return _Found(evidence, away.total_ns, _advise_looking(context.measured.trace))
+
+
+def _advise_looking(trace: Trace) -> str:
+    """How to see what the host does: in the sources that were recorded, or by recording them."""
+    if trace.stacks.height or trace.os_calls.height:
+        return "the Python lines, CPU functions, and OS calls that take the time are below"
+    sources = Argument("record", "python,cpu,os-calls")
+    return "see in which lines, functions, and OS calls the host spends that time: " + sources
 
 
 @_rule("device-gaps", gaps=True, host_times=True, advice_in_preprocessing=_LARGER_BATCH)

@@ -33,6 +33,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.parquet import read_parquet
 from optpipe.core.precision import Precision
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.settings import format_cpus
 from optpipe.core.wording import Argument, Call, for_workspace
@@ -69,6 +70,7 @@ from optpipe.models.inputs.samples import (
 from optpipe.models.inputs.tensor_files import holds_tensors
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
+from optpipe.workspace.energy import EnergyUse
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.environment import list_gpus
 from optpipe.workspace.file_names import ONNX, REFERENCE
@@ -175,7 +177,28 @@ def _judge_answer(
         else count_samples_needed(filled.load.percentile),
         cache_probe=done.cache_probe if done else CacheProbe(),
     )
-    return judge_measurement(filled, failure, evidence, filled.load.percentile)
+    judged = judge_measurement(filled, failure, evidence, filled.load.percentile)
+    if judged.energy_why_not is None or judged.subject.device != "cpu" or answer.energy is None:
+        return judged
+    images = int(measured["images"].sum())
+    packages = describe_package_energy(answer.energy, judged.duration_s, images, judged.load)
+    return replace(judged, energy_why_not=f"{judged.energy_why_not}; {packages}")
+
+
+def describe_package_energy(energy: EnergyUse, seconds: float, images: int, load: LoadSpec) -> str:
+    """What RAPL says of the CPU packages; in words, because no raw file keeps it, so that no verdict rests on it."""
+    if energy.cpu_j is None:
+        return f"CPU packages: not counted ({energy.cpu_why_not})"
+    if not energy.cpu_j or not images or not energy.seconds:
+        return "CPU packages: their counter did not move"
+    watts = energy.cpu_j / energy.seconds
+    of_images = load.sample == "image"
+    dimension = Dimension.ENERGY if of_images else Dimension.SAMPLE_ENERGY
+    return (
+        f"CPU packages took about {format_quantity(watts * seconds / images, dimension)}, "
+        f"{images / seconds / watts:.3g} {load.sample}s/s/W ({watts:.0f} W over {energy.seconds:.1f} s by RAPL, other "
+        "work included), which is not judged"
+    )
 
 
 def _leave_out_impossible(found: Measurement, blank: Measurement, directory: Path) -> Measurement:

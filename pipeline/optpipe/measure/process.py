@@ -28,6 +28,12 @@ from optpipe.measure.worker.plan import (
     WorkerStart,
     request_stop,
 )
+from optpipe.workspace.energy import (
+    EnergyReading,
+    EnergyUse,
+    compute_energy_use,
+    read_package_energy,
+)
 from optpipe.workspace.environment import count_cores, list_gpus
 
 INTERVAL_S = 0.2
@@ -331,6 +337,8 @@ class PointResult:
     status: ExitStatus = ExitStatus.STAGE_FAILED
     rows: tuple[MachineRow, ...] = ()
     interrupted: bool = False
+    energy: EnergyUse | None = None
+    """Of the CPU packages while it was measured, if it ended."""
 
 
 @dataclass
@@ -372,6 +380,7 @@ class WorkerProcess:
         rows: list[MachineRow] = []
         sampler: MachineSampler | None = self._sampler()
         deadline: float | None = None
+        begun_energy: EnergyReading | None = None
         while True:
             try:
                 event = self._event(INTERVAL_S)
@@ -391,14 +400,20 @@ class WorkerProcess:
                 sampler = self._sampler()
             elif event and kind == "measuring" and sampler is not None:
                 rows.append(sampler.sample())  # rates start with the measured part
+                begun_energy = read_package_energy()
             elif event and kind == "done":
+                energy = None
+                if begun_energy is not None:
+                    energy = compute_energy_use(begun_energy, read_package_energy())
                 rows.extend([sampler.sample()] if sampler else [])
                 # a stop requested at the end does not shorten the point, but ends the run
                 self.pool.modules[self.kind] = event.modules
                 stopped = (
                     event.report is not None and event.report.stopped
                 ) or deadline is not None
-                return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)
+                return PointResult(
+                    point, event.report, rows=tuple(rows), interrupted=stopped, energy=energy
+                )
             elif event and deadline is not None:
                 return PointResult(point, None, rows=tuple(rows), interrupted=True)
             elif event and kind in FAILURES:

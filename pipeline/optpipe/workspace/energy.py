@@ -58,6 +58,12 @@ def read_energy(powercap: Path = POWERCAP) -> EnergyReading:
     return EnergyReading(time.monotonic(), gpus, gpu_why_not, packages, cpu_why_not)
 
 
+def read_package_energy(powercap: Path = POWERCAP) -> EnergyReading:
+    """The counters of the CPU packages alone, which take some microseconds to read."""
+    packages, cpu_why_not = _read_packages(powercap)
+    return EnergyReading(time.monotonic(), packages=packages, cpu_why_not=cpu_why_not)
+
+
 def compute_energy_use(
     before: EnergyReading, after: EnergyReading, iterations: int = 0
 ) -> EnergyUse:

@@ -16,8 +16,8 @@ LOOP = (
 )
 
 
-def profile(workspace: Path, code: str, *options: str):
-    words = ("profile", *options, "--json", "--workspace", workspace)
+def profile(workspace: Path, code: str, *options: str, as_json: bool = True):
+    words = ("profile", *options, *(["--json"] if as_json else []), "--workspace", workspace)
     return optpipe(*words, "--", sys.executable, "-c", code)
 
 
@@ -86,3 +86,37 @@ def test_a_server_ends_when_it_is_asked(tmp_path: Path) -> None:
     code = LOOP.replace("range(3)", "range(10**6)")
     found = profile(tmp_path, code, "--duration", "4").expect(ExitStatus.DONE).document
     assert found["stages"][0]["profile"]["iterations"]["count"] > 2
+
+
+WAITING = """
+import time, torch
+from torch.utils.data import DataLoader, {kind}
+class Slow({kind}):
+    def __len__(self): return 60
+    def __getitem__(self, at): time.sleep(.01); return torch.zeros(4)
+    def __iter__(self): return (self[at] for at in range(60))
+if __name__ == "__main__":
+    for batch in DataLoader(Slow(), batch_size=2{options}): time.sleep(.03)
+"""
+
+
+def test_a_trial_names_the_workers_that_end_the_wait(tmp_path: Path) -> None:
+    """Two samples of 10 ms wait 20 ms in the loop's own process, and none where two workers read while it sleeps 30 ms."""
+    code = WAITING.format(kind="Dataset", options="")
+    found = profile(tmp_path, code, "--workers", "0,2").expect(ExitStatus.DONE).document
+    loops = {stage["folder"]: stage["loop"] for stage in found["stages"]}
+    assert loops.keys() == {"program", "workers-0", "workers-2"}
+    shares = {name: loop["data_wait_ns"]["median"] / loop["period_ns"]["median"] for name, loop in loops.items()}  # fmt: skip
+    assert shares["program"] > 0.2
+    assert shares["workers-0"] > 0.2
+    assert shares["workers-2"] < 0.05
+    shown = profile(tmp_path, code, "--workers", "2", as_json=False).expect(ExitStatus.DONE)
+    assert "2 workers end the wait" in shown.stdout
+
+
+def test_a_loader_whose_workers_cannot_be_tried_is_named(tmp_path: Path) -> None:
+    code = WAITING.format(kind="IterableDataset", options=", num_workers=1")
+    found = profile(tmp_path, code, "--workers", "2").expect(ExitStatus.DONE).document
+    assert len(found["stages"]) == 1
+    [failed] = [each["error"] for each in found["failed"]]
+    assert "iterable" in failed

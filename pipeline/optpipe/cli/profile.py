@@ -72,6 +72,15 @@ def profile(
             minimum=1,
         ),
     ] = None,
+    workers: Annotated[
+        tuple[int, ...] | None,
+        Param(
+            "Also run your own program with these numbers of DataLoader workers (torch), and name "
+            "the fewest that end its wait for data.",
+            metavar="NUMBERS",
+            parse=params.workers_from_text,
+        ),
+    ] = None,
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
@@ -94,6 +103,8 @@ def profile(
         )
     if duration is not None and program is None:
         raise BadInputError("--duration: valid only with -- COMMAND")
+    if workers is not None and program is None:
+        raise BadInputError("--workers: valid only with -- COMMAND")
     if output is not None:
         require_writable_file(output, "output")
     other = None if against is None else find_profile_run(against, store)
@@ -103,7 +114,7 @@ def profile(
     if program is not None:
         own = [word for each in (targets, shapes, ranges) for word in list_words(each)]
         return _profile_program(
-            program, own, range, capture, duration, other, output, store, terminal
+            program, own, range, capture, duration, other, output, workers, store, terminal
         )
     assert model is not None
     if range is not None:
@@ -130,6 +141,7 @@ def _profile_program(
     duration_s: float | None,
     against: Path | None,
     output: Path | None,
+    workers: tuple[int, ...] | None,
     store: "Store",
     terminal: "Terminal",
 ) -> Outcome:
@@ -144,7 +156,7 @@ def _profile_program(
         words = " ".join([*given, *list_words(replace(capture, record=None, kernels=0))])
         raise BadInputError(f"{words}: valid only with MODEL")
     found = profile_program(
-        program, capture, range_name, duration_s, store, terminal, against, output
+        program, capture, range_name, duration_s, store, terminal, against, output, workers or ()
     )
     ended_well = found.program is not None and has_ended_well(found.program, duration_s)
     return Outcome(

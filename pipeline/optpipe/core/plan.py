@@ -219,6 +219,25 @@ def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
     )
 
 
+_MOST_WORKERS = 1024
+
+
+def workers_from_text(text: str, flag: str) -> tuple[int, ...]:
+    """Reads numbers of worker processes, such as `0,2,4`.
+
+    >>> workers_from_text("4,0,2", "workers")
+    (0, 2, 4)
+    """
+    with suppress(ValueError):
+        found = tuple(sorted({int(part) for part in text.split(",")}))
+        if found[0] >= 0 and found[-1] <= _MOST_WORKERS:
+            return found
+    raise BadInputError(
+        f"expected numbers of workers from 0 to {_MOST_WORKERS}, such as 0,2,4",
+        argument=Argument(flag, text),
+    )
+
+
 def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
     """Reads a list of positive numbers, such as `100,200`."""
     with suppress(ValueError):

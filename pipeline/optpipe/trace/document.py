@@ -28,7 +28,12 @@ from optpipe.report.document import (
 )
 from optpipe.trace.analysis import Analysis, IdleCause, sum_within
 from optpipe.trace.bottleneck import Gap, LimitingFactor, Quality
-from optpipe.trace.document_details import describe_energy, list_detail_parts, list_difference_parts
+from optpipe.trace.document_details import (
+    describe_energy,
+    list_detail_parts,
+    list_difference_parts,
+    tabulate_trials,
+)
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.program import describe_end
 from optpipe.trace.report import (
@@ -45,6 +50,7 @@ from optpipe.trace.report import (
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.rules import WITHOUT_PROFILER, ProfileFinding
 from optpipe.trace.tensor_cores import TensorCores
+from optpipe.trace.workers import list_trials
 
 CAUSES = {cause: cause.replace("_", " ") for cause in IdleCause}
 _NAME_WIDTH, _ROWS = 60, 20
@@ -391,6 +397,7 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
         [
             make_table(columns, rows, caption=caption if distorted else ""),
             None if main is None else Section(f"{main.subject.name} in full", full),
+            *tabulate_trials(list_trials(record.stages)),
             *(() if record.against is None else list_difference_parts(record.against)),
             None if record.program is None else _describe_program(record.program),
             None

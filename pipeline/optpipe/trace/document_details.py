@@ -37,6 +37,7 @@ from optpipe.trace.loops import Loop, Spread
 from optpipe.trace.modules import ModuleRow, ModuleTree, group_paths
 from optpipe.trace.read import match_names
 from optpipe.trace.report import StageProfile, TraceProfile
+from optpipe.trace.workers import WorkerTrial, choose_trial
 from optpipe.workspace.energy import EnergyUse
 
 _ROWS, _STACK_ROWS, _MODULE_ROWS, _WIDTH = 12, 10, 25, 56
@@ -142,6 +143,29 @@ def describe_loop_parts(loop: Loop) -> Iterator[Part]:
             *figure_columns("median", "quartiles", "share"),
         ]
         yield make_table(columns, rows)
+
+
+def tabulate_trials(trials: Sequence[WorkerTrial]) -> Iterator[Part]:
+    """What each number of DataLoader workers does to the wait, and the fewest that end it."""
+    if not trials:
+        return
+    rows: list[Row] = []
+    for trial in trials:
+        loop, share = trial.loop, trial.wait_share
+        wait = "" if loop.data_wait_ns is None else format_duration(loop.data_wait_ns.median)
+        name = "as it is" if trial.workers is None else str(trial.workers)
+        spread = _format_spread(loop.period_ns)
+        rows.append((name, spread, wait, "" if share is None else f"{share:.0%}"))
+    columns = figure_columns("each iteration", "wait for data", "share")
+    yield make_table(["workers", *columns], rows)
+    chosen = choose_trial(trials)
+    if chosen is None:
+        fastest = min(trials, key=lambda each: each.loop.period_ns.median)
+        name = "the program as it is" if fastest.workers is None else f"{fastest.workers} workers"
+        text = f"the loop waits for data with every number that was tried; {name} took least time"
+    else:
+        text = f"{chosen.workers} workers end the wait: the fewest that were tried with which it takes at most 5% of an iteration"
+    yield Sentence(text, Tone.STRONG)
 
 
 def _format_spread(spread: Spread) -> str:

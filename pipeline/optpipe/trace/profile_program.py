@@ -1,9 +1,10 @@
 """Profiles a user's own program."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
 from optpipe.core.wording import Call
@@ -35,9 +36,11 @@ from optpipe.trace.report import (
     profile_from_trace,
 )
 from optpipe.trace.rules import StageFacts
+from optpipe.trace.workers import name_trial_folder, read_loaders
+from optpipe.workspace.entry import Status
 from optpipe.workspace.file_names import PROFILE
 from optpipe.workspace.files import write_bytes
-from optpipe.workspace.runs import finish_run, open_run
+from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
 
 
@@ -50,8 +53,9 @@ def profile_program(
     listener: Listener,
     against: Path | None = None,
     output: Path | None = None,
+    workers: Sequence[int] = (),
 ) -> ModelProfileDocument:
-    """Records a user's program, and judges its stages.
+    """Records a user's program, and judges its stages; then its loop with each of the numbers of `workers`.
 
     Raises BadInputError if there is no such program or range, MissingError without nsys, StageError if the recording is empty.
     """
@@ -88,9 +92,24 @@ def profile_program(
         if plan.keep_raw:
             keep_raw(scratch, folder, listener)
         difference = compare_with(against, stages, run, listener)
-        record = ProfileRecord(tuple(stages), program=recorded.run, against=difference)
-        write_bytes(run.path / PROFILE, json_from_record(record))
-        finish_run(run)
+        failed: dict[str, str] = {}
+
+        def finish(status: Status) -> ProfileRecord:
+            record = ProfileRecord(tuple(stages), failed, recorded.run, difference)
+            write_bytes(run.path / PROFILE, json_from_record(record))
+            finish_run(run, status=status)
+            return record
+
+        try:
+            for count in workers if has_ended_well(recorded.run, duration_s) else ():
+                try:
+                    stages.append(_try_workers(count, command, run, scratch, duration_s, listener))
+                except OptpipeError as error:
+                    failed[f"{count} workers"] = error.message
+        except KeyboardInterrupt:
+            finish("interrupted")
+            raise
+        record = finish("complete")
         if output is not None:
             write_timeline(whole, stages[0], output, listener)
     if missing is not None:
@@ -101,11 +120,41 @@ def profile_program(
     main = stages[0].subject.name
     return ModelProfileDocument(
         record.stages,
+        record.failed,
         program=recorded.run,
         against=difference,
         main=main,
         run_dir=run.path,
     )
+
+
+def _try_workers(
+    count: int,
+    command: Sequence[str],
+    run: OpenRun,
+    scratch: Path,
+    duration_s: float | None,
+    listener: Listener,
+) -> StageProfile:
+    """Records the program with `count` workers, without more sources, so that only their number differs.
+
+    Raises StageError if the program fails, or has no loader whose workers can be tried.
+    """
+    folder = run.path / name_trial_folder(count)
+    with listener.step(f"record with {count} workers"):
+        recorded = record_user_program(command, scratch, listener, (), duration_s, workers=count)
+        write_trace(recorded.trace, folder)
+        whole = analysis_from_trace(trace_from_folder(folder))
+    if not has_ended_well(recorded.run, duration_s):
+        raise StageError(describe_end(recorded.run))
+    if count not in read_loaders(whole):
+        raise StageError(
+            "the program has no DataLoader of torch whose number of workers can be tried; one of an "
+            "iterable data set keeps its own, since each worker would read all of the data"
+        )
+    stage = next(iter(list_program_stages(whole, None)))
+    judged = _judge_program_stage(stage, whole, recorded, folder.name)
+    return replace(judged, subject=StageSubject(f"{stage.name}, {count} workers", "program"))
 
 
 def _judge_program_stage(

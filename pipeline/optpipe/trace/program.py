@@ -22,6 +22,7 @@ from optpipe.trace.analysis import Analysis, project_ranges, timeline_from_trace
 from optpipe.trace.nsys import (
     ITERATION_RANGE,
     LIBRARY_RANGES,
+    SHELL_MARK,
     Capture,
     Recording,
     export_recording,
@@ -30,7 +31,7 @@ from optpipe.trace.nsys import (
     record_program,
 )
 from optpipe.trace.read import Trace, match_names, trace_from_sqlite
-from optpipe.trace.record import add_python_stacks
+from optpipe.trace.record import add_crash, add_python_stacks
 from optpipe.trace.report import ProgramRun
 from optpipe.trace.sources import Source, SourceState
 from optpipe.workspace.energy import compute_energy_use, read_energy
@@ -41,7 +42,8 @@ _MOST_STAGES = 6
 _LEAST_SHARE = 0.01
 _OUTPUT_LINES = 5
 _ASKED = (-SIGTERM, 128 + SIGTERM)
-_START = """
+_START = f"""
+{SHELL_MARK}
 cd "$1" || exit 127
 if [ -n "$2" ]; then export PYTHONPATH="$2"; else unset PYTHONPATH; fi
 if [ -n "$3" ]; then export PYTHONSAFEPATH="$3"; else unset PYTHONSAFEPATH; fi
@@ -77,8 +79,12 @@ def record_user_program(
     listener: Listener,
     granted: tuple[SourceState, ...],
     duration_s: float | None = None,
+    workers: int | None = None,
 ) -> RecordedProgram:
-    """Raises MissingError if nsys recorded nothing, and StageError if the recording holds no event."""
+    """Records the program, with `workers` for torch's DataLoaders if given.
+
+    Raises MissingError if nsys recorded nothing, and StageError if the recording holds no event.
+    """
     sources = tuple(state.name for state in granted if state.recorded)
     on_gpu = has_gpu()
     capture = Capture(
@@ -87,7 +93,7 @@ def record_user_program(
         sources=sources,
         duration_s=duration_s,
         timeout_s=None,
-        environment=make_marks(sources),
+        environment=make_marks(sources, workers),
     )
     begun = read_energy()
     came = record_program(make_program_command(command), scratch, capture)
@@ -108,8 +114,9 @@ def has_gpu() -> bool:
     return any(Path(each).exists() for each in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
 
 
-def make_marks(sources: Sequence[Source]) -> Mapping[str, str]:
+def make_marks(sources: Sequence[Source], workers: int | None = None) -> Mapping[str, str]:
     words = ["loops", *(["modules"] if Source.MODULES in sources else [])]
+    words += [] if workers is None else [f"workers={workers}"]
     return {"OPTPIPE_MARKS": ",".join(words)}
 
 
@@ -150,6 +157,7 @@ def _read_trace(
         *_, last = run.output_tail.splitlines() or [""]
         problem += f"; its last line: {last}" if last else ""
         raise StageError(problem, remedy=way) from error
+    trace = add_crash(trace, came, listener)
     return add_python_stacks(drop_empty_step(trace), came, scratch, sources, listener)
 
 

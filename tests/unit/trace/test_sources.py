@@ -15,15 +15,22 @@ from tests.golden.nsys_export import THREAD, Recording
 from tests.golden.phenomena import GEMM
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.trace.analysis import analysis_from_trace
+from optpipe.core.events import SilentListener
+from optpipe.trace.against import ComparedStage, compare_stages
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.details import OsCallKind, classify_os_call, details_from_trace
 from optpipe.trace.nsys import Capture, list_program_lines, make_nsys_command, record_program
 from optpipe.trace.nsys import Recording as Recorded
 from optpipe.trace.program import HOOK, drop_empty_step, has_ended_well
 from optpipe.trace.python_stacks import read_python_stacks
-from optpipe.trace.read import Trace, trace_from_folder, write_trace
-from optpipe.trace.report import ProgramRun, profile_from_trace
+from optpipe.trace.read import Trace, trace_from_folder, trace_from_sqlite, write_trace
+from optpipe.trace.record import add_crash
+from optpipe.trace.report import (
+    ProgramRun,
+    StageSubject,
+    profile_from_trace,
+)
 from optpipe.trace.rules import StageFacts
 from optpipe.trace.sources import (
     Source,
@@ -271,6 +278,11 @@ class Module:
     "utils/__init__.py": "",
     "utils/data/__init__.py": "",
     "utils/data/dataloader.py": """
+class IterableDataset: pass
+class DataLoader:
+    def __init__(self, dataset, batch_size=1, num_workers=0, timeout=None, persistent_workers=False):
+        if persistent_workers and num_workers == 0: raise ValueError("persistent_workers needs workers")
+        self.num_workers, self.timeout, self.persistent_workers = num_workers, timeout, persistent_workers
 class _BaseDataLoaderIter:
     def __init__(self, count): self._index_sampler, self._num_yielded = range(count), 0
     def __iter__(self): return self
@@ -306,8 +318,29 @@ from torch.cuda import nvtx
 for _ in _BaseDataLoaderIter(2): nvtx.calls.append("work")
 print(" ".join(nvtx.calls), MINE)
 """
+    first = "[optpipe.step +optpipe.loader:0 +optpipe.data - - work ]"
     step = "[optpipe.step +optpipe.data - work ]"
-    assert _run_marked(tmp_path, program, "loops") == f"{step} {step} +optpipe.data - 1"
+    assert _run_marked(tmp_path, program, "loops") == f"{first} {step} +optpipe.data - 1"
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(3, "3 persistent 3 None own 7"), (0, "0 plain 0 None own 7")],
+    ids=["more", "none"],
+)
+def test_a_trial_gives_loaders_its_workers_whatever_the_program_asks_for(
+    tmp_path: Path, workers: int, expected: str
+) -> None:
+    """Of an iterable data set each worker would read everything: its loader keeps what it has."""
+    program = """
+from torch.utils.data.dataloader import DataLoader, IterableDataset
+class Mine(DataLoader):
+    def __init__(self, dataset): super().__init__(dataset, 8, num_workers=2, persistent_workers=True)
+mine, usual = Mine([1]), DataLoader([1], 8)
+own = DataLoader(IterableDataset(), num_workers=7)
+print(mine.num_workers, "persistent" if mine.persistent_workers else "plain", usual.num_workers, usual.timeout, "own", own.num_workers)
+"""
+    assert _run_marked(tmp_path, program, f"loops,workers={workers}") == expected
 
 
 def test_the_marks_of_modules_name_their_paths(tmp_path: Path) -> None:
@@ -414,3 +447,81 @@ def test_a_server_that_ends_as_asked_has_ended_well() -> None:
         False,
     ]
     assert not has_ended_well(run(143), None), "somebody else ended it"
+
+
+def test_metrics_are_those_of_the_gpu_that_ran_the_kernels(tmp_path: Path) -> None:
+    """With CUDA_VISIBLE_DEVICES=1, CUDA's first GPU is nsys's second; the first one may be somebody else's, and busy."""
+    trace = Recording()
+    trace.gpu("NVIDIA A100")
+    trace.gpu("NVIDIA H200", cuda=0)
+    trace.kernel("gemm", 100, 900, (10, 20))
+    for at in range(100, 900, 100):
+        trace.metric("SMs Active [Throughput %]", at, 99, gpu=0)
+        trace.metric("SMs Active [Throughput %]", at, 40, gpu=1)
+    read = trace_from_sqlite(trace.write(tmp_path / "trace.sqlite"))
+    [found] = details_from_trace(analysis_from_trace(read), None, ()).metrics
+    assert (found.device, found.mean) == (0, 40)
+    assert read.gpus[0].name == "NVIDIA H200"
+
+
+def test_metrics_keep_nsys_numbers_where_none_is_of_a_used_gpu(tmp_path: Path) -> None:
+    trace = Recording()
+    trace.gpu("NVIDIA H200", cuda=0)
+    trace.gpu("NVIDIA H200")
+    trace.metric("SMs Active [Throughput %]", 100, 40, gpu=1)
+    read = trace_from_sqlite(trace.write(tmp_path / "trace.sqlite"))
+    assert read.metrics["device"].to_list() == [1]
+
+
+CRASHING_NSYS = """#!/bin/sh
+last="$1"; for word; do last="$word"; done
+folder="$OPTPIPE_RECORDING"
+echo start >> "$folder/starts"
+if [ "{begins}" = yes ]; then : > "$folder/begun"; fi
+if [ "$(wc -l < "$folder/starts")" -le {crashes} ]; then {end}; fi
+echo recorded > "$folder/recording.qdstrm"
+"""
+
+
+@pytest.mark.parametrize(
+    ("crashes", "end", "begins", "starts", "crash"),
+    [
+        (1, "kill -SEGV $$", "no", 2, "signal 11"),
+        (1, "echo \"terminate called after throwing 'x'\"; exit 1", "no", 2, "terminate called after throwing 'x'"),
+        (2, "kill -ABRT $$", "no", 2, "signal 6"),
+        (1, "kill -SEGV $$", "yes", 1, ""),
+        (1, "echo no permission; exit 1", "no", 1, ""),
+        (1, "kill -TERM $$", "no", 1, ""),
+        (0, "", "no", 1, ""),
+    ],
+    ids=["once", "in words", "twice", "the program had begun", "a refusal", "ended by somebody", "no crash"],
+)  # fmt: skip
+def test_nsys_that_crashes_before_the_program_begins_is_started_once_more(
+    tmp_path: Path, monkeypatch, crashes: int, end: str, begins: str, starts: int, crash: str
+) -> None:
+    nsys = tmp_path / "nsys"
+    nsys.write_text(CRASHING_NSYS.format(crashes=crashes, end=end or ":", begins=begins))
+    nsys.chmod(0o755)
+    monkeypatch.setenv("OPTPIPE_NSYS", str(nsys))
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    came = record_program(["/bin/true"], folder, Capture(on_gpu=False, whole=True))
+    assert len((folder / "starts").read_text().splitlines()) == starts
+    assert came.crash == crash
+    assert (came.recording is None) == (crashes >= starts)
+
+
+def test_a_crash_of_nsys_stands_in_the_profile_and_is_no_difference(tmp_path: Path) -> None:
+    trace = Recording()
+    trace.range("iter", 0, 10)
+    read = trace_from_sqlite(trace.write(tmp_path / "trace.sqlite"))
+    listener = SilentListener()
+    came = Recorded(tmp_path / "recording.qdstrm", 0, "", crash="signal 11")
+    marked = add_crash(read, came, listener)
+    assert "after a crash" in marked.tracer
+    assert "signal 11" in listener.warnings[0]
+    sides = [
+        ComparedStage(StageSubject("a", "program"), select_measured_part(analysis_from_trace(each)))
+        for each in (read, marked)
+    ]
+    assert not [line for line in compare_stages(*sides).notes if "profiler" in line]

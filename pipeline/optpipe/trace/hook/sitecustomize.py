@@ -1,32 +1,40 @@
 """Marks a Python program for nsys: batches of torch's DataLoaders and, on request, the modules of torch networks.
 
 Python imports it before the program. It uses nothing but the standard library and the program's own torch, never fails the
-program, and imports the `sitecustomize` that it hides. `OPTPIPE_MARKS` lists `loops` and `modules`.
+program, and imports the `sitecustomize` that it hides. `OPTPIPE_MARKS` lists `loops` and `modules`, and `workers=4` for a trial:
+every DataLoader then has four workers, except those of iterable data sets, of which each worker would read everything.
 
 - `optpipe.step`: from the request of one batch to the request of the next; inside it
-- `optpipe.data`: the wait for the batch;
+- `optpipe.data`: the wait for the batch, the first one inside
+- `optpipe.loader:4`, which names the number of workers;
 - `optpipe.module:layer3.0.conv2`: the forward pass of a module.
 """
 
 import importlib.abc
 import importlib.util
+import inspect
 import os
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 _FOLDER = Path(__file__).resolve().parent
 _MARKS = frozenset(os.environ.get("OPTPIPE_MARKS", "").split(","))
-STEP, DATA, MODULE = "optpipe.step", "optpipe.data", "optpipe.module:"
+STEP, DATA, MODULE, LOADER = "optpipe.step", "optpipe.data", "optpipe.module:", "optpipe.loader:"
 
 
 def mark_loader(module: Any) -> None:
-    """Wraps the iterators of `torch.utils.data.dataloader`."""
+    """Wraps the iterators of `torch.utils.data.dataloader`, and its loaders if a number of workers is tried."""
+    for word in _MARKS:
+        name, _, count = word.partition("=")
+        if name == "workers" and count.isdecimal():
+            give_workers(module, int(count))
     iterator_class = module._BaseDataLoaderIter
     fetch = iterator_class.__next__
 
@@ -37,6 +45,10 @@ def mark_loader(module: Any) -> None:
         _end_step(nvtx, self)
         if not _is_exhausted(self):
             self._optpipe_step = nvtx.range_start(STEP)
+        is_first = not getattr(self, "_optpipe_named", False)
+        if is_first:
+            self._optpipe_named = True
+            nvtx.range_push(f"{LOADER}{getattr(self, '_num_workers', 0)}")
         nvtx.range_push(DATA)
         try:
             return fetch(self)
@@ -45,8 +57,28 @@ def mark_loader(module: Any) -> None:
             raise
         finally:
             nvtx.range_pop()
+            if is_first:
+                nvtx.range_pop()
 
     iterator_class.__next__ = fetch_in_range
+
+
+def give_workers(module: Any, workers: int) -> None:
+    """Gives the loaders of data sets that have an index `workers` processes, whatever the program asks for."""
+    create = module.DataLoader.__init__
+    parameters = inspect.signature(create)
+
+    @wraps(create)
+    def create_with_workers(*given: Any, **named: Any) -> None:
+        bound = parameters.bind(*given, **named)
+        if not isinstance(bound.arguments["dataset"], module.IterableDataset):
+            bound.arguments["num_workers"] = workers
+            if workers == 0:  # what only workers can have is refused without them
+                for name in _OF_WORKERS:
+                    bound.arguments.pop(name, None)
+        create(*bound.args, **bound.kwargs)
+
+    module.DataLoader.__init__ = create_with_workers
 
 
 def _end_step(nvtx: Any, iterator: Any) -> None:

@@ -81,7 +81,11 @@ BEGUN = "begun"
 """A file in that folder, made by the program before it does anything."""
 SHELL_MARK = f'[ -z "${_MARK}" ] || : > "${_MARK}/{BEGUN}"'
 """The line of a shell that makes it, in a recording."""
-_ENDED_EARLY = re.compile(r"terminate called|segmentation fault|core dumped|assert|crash", re.I)
+_ENDED_EARLY = re.compile(
+    r"throw in function (?P<function>[^\s(]+)|terminate called|segmentation fault|core dumped",
+    re.IGNORECASE,
+)
+"""How nsys says that it did not mean to end; 2022.4 loses a race for a semaphore in `ProcessWaiterImpl` in one of 30 starts."""
 _PROBED = (Source.GPU_METRICS, Source.CPU)
 """Sources that a machine may refuse; nsys records the others in every process."""
 _NAMES_OF_SOURCES = {
@@ -250,8 +254,10 @@ def _describe_crash(came: Recording, directory: Path) -> str:
     by_signal = -came.exit_status if came.exit_status < 0 else came.exit_status - 128
     if 0 < by_signal < 65 and by_signal not in _ASKED:
         return f"signal {by_signal}"
-    said = [line.strip() for line in came.log.splitlines() if _ENDED_EARLY.search(line)]
-    return said[0][:200] if said else ""
+    for line in came.log.splitlines():
+        if found := _ENDED_EARLY.search(line):
+            return f"exception in {found['function']}" if found["function"] else line.strip()[:200]
+    return ""
 
 
 def list_program_lines(recorded: Recording) -> list[str]:

@@ -488,13 +488,14 @@ echo recorded > "$folder/recording.qdstrm"
     [
         (1, "kill -SEGV $$", "no", 2, "signal 11"),
         (1, "echo \"terminate called after throwing 'x'\"; exit 1", "no", 2, "terminate called after throwing 'x'"),
+        (1, "echo '/a/W.cpp(166): Throw in function Quad::Waiter::Waiter(int)'; exit 1", "no", 2, "exception in Quad::Waiter::Waiter"),
         (2, "kill -ABRT $$", "no", 2, "signal 6"),
         (1, "kill -SEGV $$", "yes", 1, ""),
         (1, "echo no permission; exit 1", "no", 1, ""),
         (1, "kill -TERM $$", "no", 1, ""),
         (0, "", "no", 1, ""),
     ],
-    ids=["once", "in words", "twice", "the program had begun", "a refusal", "ended by somebody", "no crash"],
+    ids=["once", "in words", "an exception of nsys 2022.4", "twice", "the program had begun", "a refusal", "ended by somebody", "no crash"],
 )  # fmt: skip
 def test_nsys_that_crashes_before_the_program_begins_is_started_once_more(
     tmp_path: Path, monkeypatch, crashes: int, end: str, begins: str, starts: int, crash: str

@@ -1,9 +1,9 @@
 """Two texts in a sample: entailments made by rule, a tiny model trained on them here, from JSON lines to a verdict."""
 
 import json
-import random
+import runpy
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,69 +18,29 @@ from optpipe.models.export.exported import Model, export_model
 from optpipe.models.inputs.task_data import iterate_rows, load_sample_set
 from optpipe.models.sources.libraries import HuggingFaceSource
 from optpipe.workspace.store import Store
-from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, require_three_verdicts
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
-NOUNS = ("films", "phones", "hotels", "songs", "books", "chairs")
-QUALITIES = ("fine", "dull", "loud", "cheap")
-LABELS = ("entailment", "neutral", "contradiction")
-FOLLOWS = {
-    ("all", "all"): 0, ("all", "some"): 0, ("all", "no"): 2,
-    ("some", "all"): 1, ("some", "some"): 0, ("some", "no"): 2,
-    ("no", "all"): 2, ("no", "some"): 2, ("no", "no"): 0,
-}  # fmt: skip
-"""The label of a premise and a hypothesis that differ in their quantifiers alone."""
+EXAMPLE = Path(__file__).parents[2] / "examples/text-pairs"
 Inside = Callable[..., Ran]
 
 
-def make_pair(draw: random.Random, nouns: Sequence[str] = NOUNS) -> dict[str, str]:
-    """Two sentences of the same things, and whether the second follows from the first; wrong in one of thirty."""
-    label = draw.choice(LABELS)
-    first, second = draw.choice([pair for pair, name in FOLLOWS.items() if LABELS[name] == label])
-    things = f"{draw.choice(nouns)} were {draw.choice(QUALITIES)}"
-    return {
-        "premise": f"{first} {things}",
-        "hypothesis": f"{second} {things}",
-        "label": label if draw.random() > 1 / 30 else draw.choice(LABELS),
-    }
-
-
-def write_lines(path: Path, count: int, seed: int, nouns: Sequence[str]) -> Path:
-    draw = random.Random(seed)
-    path.write_text("".join(json.dumps(make_pair(draw, nouns)) + "\n" for _ in range(count)))
-    return path
-
-
 def train_entailment(folder: Path) -> None:
-    import torch
+    run_example()["train_entailment"](folder)
 
-    words = ("all", "some", "no", "were", *NOUNS, *QUALITIES)
-    tokenizer, draw = make_tokenizer(words, ends=True, types=True), random.Random(1)
 
-    def compute_loss(model: Any) -> Any:
-        pairs = [make_pair(draw) for _ in range(32)]
-        batch = tokenizer(
-            [pair["premise"] for pair in pairs],
-            [pair["hypothesis"] for pair in pairs],
-            padding=True,
-            return_tensors="pt",
-        )
-        truths = torch.tensor([LABELS.index(pair["label"]) for pair in pairs])
-        return model(**batch, labels=truths).loss
-
-    labels = dict(enumerate(LABELS))
-    make = transformers.BertForSequenceClassification
-    train(folder, tokenizer, make, compute_loss, 160, num_labels=3, id2label=labels)
+def run_example() -> dict[str, Any]:
+    """The functions of the script that a user runs."""
+    return runpy.run_path(str(EXAMPLE / "text_pairs.py"))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, shared: Callable[..., Path]) -> Path:
     place = tmp_path_factory.mktemp("pairs")
     shutil.copytree(shared("entailment", train_entailment), place / "entailment")
-    write_lines(place / "train.jsonl", 200, seed=2, nouns=NOUNS[:2])
-    write_lines(place / "validation.jsonl", 400, seed=3, nouns=NOUNS[2:])  # no text is in both
+    write_data = run_example()["write_data"]
+    write_data(place)
     return place
 
 

@@ -22,7 +22,8 @@ from optpipe.trace.read import DETAIL_SCHEMAS
 
 DOMAINS = frozenset({"Python Backtrace", "Python Periodic Sampling"})
 _DOMAIN_EVENT, _MARK_EVENT = 75, 34
-_HEADER, _FRAME = struct.Struct("<QII"), struct.Struct("<QQQ")
+_HEADER, _FRAME = struct.Struct("<QII"), struct.Struct("<QQI4x")
+"""Of a frame: its function, its file, and its line, behind which nsys leaves four bytes of anything."""
 
 
 class PythonStacks(NamedTuple):

@@ -231,7 +231,7 @@ def _write_stacks(path: Path, payload: bytes, domain: str = "Python Periodic Sam
 
 @pytest.mark.parametrize("header", [struct.pack("<QII", 0, 1, 2), struct.pack("<QQ", 0, 2)])
 def test_python_stacks_have_lines_and_no_paths(tmp_path: Path, header: bytes) -> None:
-    payload = header + struct.pack("<QQQ", 3, 2, 12) + struct.pack("<QQQ", 4, 2, 40)
+    payload = header + struct.pack("<QQQ", 3, 2, 12) + struct.pack("<QQII", 4, 2, 40, 712)
     found = read_python_stacks(_write_stacks(tmp_path / "a.json", payload))
     assert found.unread == 0
     rows = found.frames.select("depth", "name", "place").cast({pl.Categorical: pl.String}).rows()

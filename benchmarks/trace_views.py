@@ -1,12 +1,15 @@
 """How long `optpipe profile --trace` takes beside `nsys stats`, on exports of a tenth, one and four million kernels.
 
 usage: python benchmarks/trace_views.py [--nsys PATH] [KERNELS ...]
+       PYTHONPATH=pipeline python benchmarks/trace_views.py --modules [KERNELS ...]
 
 Each export has two API calls per kernel and three levels of NVTX ranges. The command under test reads it, makes every
 view, judges it, and prints the JSON document; its time includes the start of the process. `nsys stats` makes its four
 tables (kernels, API calls, ranges projected on the GPU, launch and queue times) in the same run, file in the page cache.
 Modules are compiled once before, as in any installation after its first run, also where PYTHONDONTWRITEBYTECODE is set:
 compiling 1,400 of them anew takes 0.8 s.
+
+`--modules` names the innermost ranges after modules of two levels, and times the tree of modules alone, without the reading.
 """
 
 import argparse
@@ -56,7 +59,11 @@ CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, "end" INTEGER, eventType INTEG
 _SERIES = "WITH RECURSIVE series(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM series WHERE i + 1 < {count}) "
 
 
-def make_export(path: Path, kernels: int) -> None:
+LAYER = f"'layer' || i % {PER_ITERATION}"
+MODULE = f"'optpipe.module:layer' || i % {PER_ITERATION} / {2 * PER_LAYER} || '.' || i % {PER_ITERATION} / {PER_LAYER}"
+
+
+def make_export(path: Path, kernels: int, layer: str = LAYER) -> None:
     """Writes an export in which every launch of 1.5 to 4 µs starts a kernel of 1 to 5 µs half a microsecond later."""
     thread = PROCESS + 682
     begin, launch_end = f"i * {PERIOD_NS}", f"i * {PERIOD_NS} + 1500 + i * 31 % 2500"
@@ -88,7 +95,7 @@ def make_export(path: Path, kernels: int) -> None:
         for label, length in (
             ("'optpipe.measure'", kernels),
             ("'iter'", PER_ITERATION),
-            (f"'layer' || i % {PER_ITERATION}", PER_LAYER),
+            (layer, PER_LAYER),
         ):
             inset = {"'optpipe.measure'": 1500, "'iter'": 1400}.get(label, 1300)
             connection.execute(
@@ -145,13 +152,34 @@ def nsys_year(nsys: str) -> int:
     return int(next(word for word in text.split() if word[:2] == "20")[:4])
 
 
+def time_module_tree(export: Path) -> tuple[float, int]:
+    """Seconds that the tree takes, of a recording that is already read, and its rows."""
+    from optpipe.trace.analysis import analysis_from_trace, select_measured_part
+    from optpipe.trace.modules import make_module_tree
+    from optpipe.trace.read import trace_from_sqlite
+
+    measured = select_measured_part(analysis_from_trace(trace_from_sqlite(export)))
+    begun = time.perf_counter()
+    tree = make_module_tree(measured)
+    return time.perf_counter() - begun, len(tree.rows) if tree else 0
+
+
 def main() -> None:
     """Prints one row per export; the ratio to `nsys stats` up to a million kernels."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--nsys", default=shutil.which("nsys"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("kernels", type=float, nargs="*", default=[1e5, 1e6, 4e6])
+    parser.add_argument("--modules", action="store_true")
     arguments = parser.parse_args()
+    if arguments.modules:
+        with TemporaryDirectory() as scratch:
+            for kernels in map(int, arguments.kernels):
+                export = Path(scratch) / f"{kernels}.sqlite"
+                make_export(export, kernels, MODULE)
+                seconds, rows = min(time_module_tree(export) for _ in range(arguments.repeats))
+                print(f"{kernels:,} kernels: a tree of {rows} modules in {seconds:.2f} s")
+        return
     head = [
         "kernels",
         "optpipe profile s (CPU s)",

@@ -39,6 +39,8 @@ _SMALLER_TYPES = (
 )
 _PREFETCH = "prefetch more batches: " + _TUNING
 _BENCH, _STREAMS = Call("bench"), Call("bench") + " " + Argument("streams")
+_OWN_GRAPH = 'torch.compile(mode="reduce-overhead"), or '
+"""In a program of the user's, which no command here builds."""
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
     r"cudaStreamCreate|cudaEventCreate)"
@@ -174,7 +176,8 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     advice = "use a larger batch, or launch fewer kernels; " + _advise_fusion(context)
     if not context.facts.options.get("cuda_graph"):
         graph = {context.backend: {"cuda_graph": "true"}}
-        advice = "replay a CUDA graph (" + Call("build", option=graph) + "), " + advice
+        ways = _OWN_GRAPH if context.facts.backend is None else ""
+        advice = f"replay a CUDA graph ({ways}" + Call("build", option=graph) + "), " + advice
     return _Found(evidence, gain, advice)
 
 
@@ -445,7 +448,8 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
 def _advise_fusion(context: RuleContext) -> str:
     others = [name for name in list_fusing_backends("cuda") if name != context.facts.backend]
     build = Call("build", backend=others)
-    return "fuse elementwise work into the matrix kernels: " + build + ", then " + _BENCH
+    own = "torch.compile, or " if context.facts.backend is None else ""
+    return f"fuse elementwise work into the matrix kernels: {own}" + build + ", then " + _BENCH
 
 
 def _format_gap_count(count: int) -> str:

@@ -43,11 +43,12 @@ def compare_stages(before: ComparedStage, after: ComparedStage) -> StageDifferen
     def differ(part: str) -> tuple[Difference, ...]:
         return tuple(_compare_rows(part, tables, iteration_ns))[:_MOST_ROWS]
 
-    modules = differ("modules")
+    named = [bool(table.modules) for table in tables]
+    modules = differ("modules") if all(named) else ()
     return StageDifference(
         before=before.subject.name,
         after=after.subject.name,
-        notes=tuple(_note_differences(before, after)),
+        notes=(*_note_differences(before, after), *_note_modules(named)),
         per_iteration=per_iteration,
         iterations=iterations,
         totals=differ("totals"),
@@ -203,6 +204,13 @@ def _note_differences(before: ComparedStage, after: ComparedStage) -> Iterator[s
     ):
         if values[0] != values[1]:
             yield f"{what}: {values[0] or 'unknown'} before, {values[1] or 'unknown'} after"
+
+
+def _note_modules(named: Sequence[bool]) -> Iterator[str]:
+    """A recording without marks of modules has none to compare, and those of the other side did not appear."""
+    if any(named) and not all(named):
+        where = "before" if named[0] else "after"
+        yield f"modules: named only {where}, so they are not compared; record both with them"
 
 
 def _name_tracer(side: ComparedStage) -> str:

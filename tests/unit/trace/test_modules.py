@@ -168,6 +168,25 @@ def test_what_became_slower_appeared_vanished_and_was_fused(read: Read) -> None:
     assert compare(separate, fused, read)["modules"]["conv"] is Change.FUSED
 
 
+def test_modules_that_one_recording_does_not_name_did_not_appear(read: Read) -> None:
+    named, plain = Recording(), Recording()
+    for trace in (named, plain):
+        for begin in (0, 1000, 2000):
+            trace.range("iter", begin, begin + 900)
+            if trace is named:
+                trace.range("conv", begin + 1, begin + 800)
+            trace.kernel(GEMM, begin + 10, begin + 20, launch=(begin + 2, begin + 4))
+    for before, after, where in ((plain, named, "after"), (named, plain, "before")):
+        subject = StageSubject("stage", "inference")
+        sides = [
+            ComparedStage(subject, select_measured_part(analysis_from_trace(read(each))))
+            for each in (before, after)
+        ]
+        found = compare_stages(*sides)
+        assert not found.modules
+        assert [note for note in found.notes if f"named only {where}" in note]
+
+
 def test_a_change_within_the_scatter_is_none(read: Read) -> None:
     noisy = [Recording(), Recording()]
     for trace, delays in zip(noisy, ((0, 30, 60, 90), (10, 40, 70, 100)), strict=True):

@@ -7,8 +7,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OPTPIPE_WORKSPACE=$scratch/workspace
 gallery=reports/gallery
-rm -rf "$gallery"/{fail,comparison,profile.txt}
 mkdir -p "$gallery"
+rm -rf "$gallery"/{fail,comparison,profile.txt} # profile-*-h200.txt are of a GPU: benchmarks/gpu_sources.sh
 
 # Calibrated to the maximum, more predictions of pairs change than the policy allows. It has no limit on a time, so that any machine decides it.
 optpipe calibrate pairs --method max --output "$scratch/tables"

@@ -60,7 +60,10 @@ _SERIES = "WITH RECURSIVE series(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM ser
 
 
 LAYER = f"'layer' || i % {PER_ITERATION}"
-MODULE = f"'optpipe.module:layer' || i % {PER_ITERATION} / {2 * PER_LAYER} || '.' || i % {PER_ITERATION} / {PER_LAYER}"
+PART = f"(i % {PER_ITERATION} / {{}})"
+MODULE = (
+    f"'optpipe.module:layer' || {PART.format(2 * PER_LAYER)} || '.' || {PART.format(PER_LAYER)}"
+)
 
 
 def make_export(path: Path, kernels: int, layer: str = LAYER) -> None:

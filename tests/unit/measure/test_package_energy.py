@@ -2,7 +2,7 @@
 
 import pytest
 
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.load import LoadSpec
 from optpipe.measure.measure import describe_package_energy
 from optpipe.workspace.energy import EnergyUse
 

@@ -71,6 +71,7 @@ def train_entailment(folder: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # more only wait for each other in a network of this size
     tokenizer, draw = make_tokenizer(), random.Random(1)
     model = BertForSequenceClassification(
         BertConfig(

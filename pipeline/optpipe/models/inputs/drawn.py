@@ -23,7 +23,8 @@ from optpipe.core.records import group_pairs
 from optpipe.core.values import describe_elements, is_integer
 from optpipe.models.inputs.rows import lay_out
 from optpipe.models.inputs.stored_data import FILE, FOLDER, DataInfo
-from optpipe.models.inputs.tensor_set import GROUP_NAMES, LABELS, check_rows
+from optpipe.models.inputs.tensor_set import GROUP_NAMES, LABEL_NAMES, LABELS, check_rows
+from optpipe.workspace.arrays import write_arrays
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
 
@@ -375,19 +376,21 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
             for each in card.inputs:
                 values = np.stack([fitted[part].columns[each.name][row] for part, row in group])
                 held[each.name] = values if each.batch is None else lay_out(values, each.batch)
-            if integers and LABELS not in held:
-                held[LABELS] = np.array([truth_of(place) for place in group], np.int64)
+            if integers:
+                held[_choose_name(LABEL_NAMES, card)] = np.array(
+                    [truth_of(place) for place in group], np.int64
+                )
             if grouped:
                 groups = [fitted[part].groups for part, _ in group]
                 rows_of = [row for _, row in group]
-                held[GROUP_NAMES[0]] = np.array(
+                held[_choose_name(GROUP_NAMES, card)] = np.array(
                     [
                         each[row]
                         for each, row in zip(groups, rows_of, strict=True)
                         if each is not None
                     ]
                 )
-            np.savez(folder / FOLDER / f"{number:05}.npz", allow_pickle=False, **held)
+            write_arrays(folder / FOLDER / f"{number:05}.npz", held)
         if len(places) == 1:
             (folder / FOLDER / "00000.npz").rename(folder / FILE)
             (folder / FOLDER).rmdir()
@@ -399,6 +402,16 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
     order = [place for group in places.values() for place in group]
     truths = [truth_of(place) for place in order] if labeled else None
     return StoredData(entry, path, truths)
+
+
+def _choose_name(names: Sequence[str], card: ModelCard) -> str:
+    """The first of `names` that no input of the model has. Raises BadInputError if inputs have all of them."""
+    taken = {each.name for each in card.inputs}
+    free = next((name for name in names if name not in taken), None)
+    if free is None:
+        listed = ", ".join(names)
+        raise BadInputError(f"{card.name} has inputs called {listed}\nrename one of them")
+    return free
 
 
 def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:

@@ -1,5 +1,6 @@
 """`CALIBRATION` of a Python file: the same samples in every form, and errors of the user's code on one line."""
 
+import numpy as np
 import pytest
 
 from optpipe.api.data import Data
@@ -7,7 +8,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.models.inputs.drawn import store_data
-from optpipe.models.inputs.program_data import draw_python_file
+from optpipe.models.inputs.program_data import draw_data, draw_python_file
 from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.workspace.store import Store
 
@@ -89,3 +90,36 @@ def test_reports_name_the_program_and_not_the_file_in_the_store(tmp_path) -> Non
     assert read_tensor_set(stored.path, card.inputs).name == "net.py:CALIBRATION"
     (tmp_path / "tensors.npz").write_bytes(stored.path.read_bytes())
     assert read_tensor_set(tmp_path / "tensors.npz", card.inputs).name == "tensors.npz"
+
+
+@pytest.mark.parametrize(
+    "names", [("file",), ("allow_pickle",), ("x.npy", "x"), ("labels", "label"), ("group", "y")]
+)
+def test_inputs_of_any_names_keep_their_values_labels_and_groups(tmp_path, names) -> None:
+    inputs = tuple(InputSpec(name, "float32", (1, 3), (2, 3), (8, 3)) for name in names)
+    columns = {
+        name: np.arange(18, dtype=np.float32).reshape(6, 3) + 100 * place
+        for place, name in enumerate(names)
+    }
+    marks = {"target": np.array([0, 1, 2, 0, 1, 2]), "groups": np.array([7, 7, 8, 8, 9, 9])}
+    drawn = draw_data({**columns, **marks})
+    card = ModelCard("net", "net.onnx", Task.CLASSIFICATION, inputs)
+    found = store_data(drawn, card, Store(tmp_path / "ws"), SilentListener())
+    samples = read_tensor_set(found.path, inputs)
+    (rows,) = samples.parts
+    order = [int(value) // 3 for value in rows[names[0]][:, 0]]
+    assert sorted(order) == list(range(6))
+    for name in names:
+        assert (rows[name] == columns[name][order]).all()
+    assert [each.label for each in samples.files] == [str(marks["target"][at]) for at in order]
+    assert len({each.group for each in samples.files}) == 3
+
+
+def test_inputs_that_take_every_name_of_labels_are_refused(tmp_path) -> None:
+    names = ("labels", "label", "targets", "target")
+    inputs = tuple(InputSpec(name, "float32", (1, 3), (2, 3), (8, 3)) for name in names)
+    columns = dict.fromkeys(names, np.ones((6, 3), np.float32))
+    card = ModelCard("net", "net.onnx", Task.CLASSIFICATION, inputs)
+    drawn = draw_data({**columns, "truth": np.arange(6) % 2})
+    with pytest.raises(BadInputError, match="rename one of them"):
+        store_data(drawn, card, Store(tmp_path / "ws"), SilentListener())

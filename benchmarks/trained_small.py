@@ -163,11 +163,9 @@ def train(name: str, folder: Path, epochs: int) -> None:
     loss_of, started = torch.nn.CrossEntropyLoss(label_smoothing=0.05), time.monotonic()
     for epoch in range(epochs):
         model.train()
-        drawn, numbers = pairs.draw(digits, labels, PICTURES, 1000 + epoch, glare=0.0)
-        images, targets = pairs.preprocess(drawn), torch.from_numpy(numbers)
-        for batch in torch.randperm(PICTURES).split(BATCH_SIZE):
+        for images, targets in pairs.draw_epoch(digits, labels, PICTURES, BATCH_SIZE, epoch):
             optimizer.zero_grad()
-            loss = loss_of(model(images[batch]), targets[batch])
+            loss = loss_of(model(images), targets)
             loss.backward()
             optimizer.step()
             schedule.step()

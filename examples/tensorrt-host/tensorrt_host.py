@@ -17,7 +17,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +26,6 @@ ROUNDS = 3
 """Turns of optpipe and trtexec on each engine and batch size."""
 CLOCK_TOLERANCE = 0.02
 """Median SM clocks further apart than this make two times incomparable."""
-STEPS = ("build", "read-back", "evaluate", "beside-trtexec", "signoff", "pack")
 POLICY = """schema = 1
 name = "TensorRT host kit"
 model = "{model}"
@@ -61,8 +60,11 @@ class Report:
 @dataclass
 class Kit:
     arguments: argparse.Namespace
-    output: Path
     report: Report = field(default_factory=Report)
+
+    @property
+    def output(self) -> Path:
+        return self.arguments.output
 
     @property
     def backend(self) -> list[str]:
@@ -93,23 +95,19 @@ class Kit:
         self.report.steps[name] = f"not run: {why}"
         print(f"{name}: not run: {why}", flush=True)
 
+    def write_report(self) -> None:
+        (self.output / "report.json").write_text(json.dumps(asdict(self.report), indent=1) + "\n")
+
 
 def main() -> int:
     """Exits with 0 if every step that can run here ended as it should, and with 4 if one failed."""
     kit = make_kit()
     kit.report.versions |= find_versions()
-    for name in STEPS:
+    for name, run in STEPS.items():
         if name not in kit.arguments.steps:
             continue
-        {
-            "build": build,
-            "read-back": read_back,
-            "evaluate": evaluate,
-            "beside-trtexec": measure_beside_trtexec,
-            "signoff": sign_off,
-            "pack": pack,
-        }[name](kit)
-        (kit.output / "report.json").write_text(json.dumps(asdict(kit.report), indent=1) + "\n")
+        run(kit)
+        kit.write_report()
     failed = [name for name, state in kit.report.steps.items() if state.startswith("exit status")]
     print(
         f"{len(failed)} steps failed: {', '.join(failed)}"
@@ -143,7 +141,7 @@ def make_kit() -> Kit:
             " `uv sync --no-dev --extra tensorrt10` (10); --dry-run tries the steps without it"
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    return Kit(arguments, arguments.output)
+    return Kit(arguments)
 
 
 def find_tensorrt() -> str | None:
@@ -341,13 +339,24 @@ def sign_off(kit: Kit) -> None:
 
 def pack(kit: Kit) -> None:
     """One archive of the dossier, the logs, and the report; the workspace stays here."""
-    (kit.output / "report.json").write_text(json.dumps(asdict(kit.report), indent=1) + "\n")
+    kit.write_report()
     archive = kit.output.with_name(f"{kit.output.name}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(kit.output.iterdir()):
             if path != kit.workspace:
                 tar.add(path, arcname=f"{kit.output.name}/{path.name}")
     print(f"pack: {archive} ({archive.stat().st_size / 2**20:.1f} MiB)", flush=True)
+
+
+STEPS: Mapping[str, Callable[[Kit], None]] = {
+    "build": build,
+    "read-back": read_back,
+    "evaluate": evaluate,
+    "beside-trtexec": measure_beside_trtexec,
+    "signoff": sign_off,
+    "pack": pack,
+}
+"""The steps in their order, by the names that `--steps` takes."""
 
 
 if __name__ == "__main__":

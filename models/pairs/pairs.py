@@ -11,6 +11,7 @@ that ships, from scikit-learn's digits alone, in the split of `digits`:
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,6 +173,16 @@ def preprocess(pictures: "np.ndarray") -> Tensor:
     return v2.Compose(steps)(torch.from_numpy(pictures)[:, None].expand(-1, 3, -1, -1))
 
 
+def draw_epoch(
+    digits: "np.ndarray", labels: "np.ndarray", pictures: int, batch_size: int, epoch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of fresh training pictures without glare, (n, 3, 12, 20) preprocessed, with their numbers, (n,), in random order."""
+    drawn, numbers = draw(digits, labels, pictures, 1000 + epoch, glare=0.0)
+    images, targets = preprocess(drawn), torch.from_numpy(numbers)
+    for batch in torch.randperm(pictures).split(batch_size):
+        yield images[batch], targets[batch]
+
+
 def train(epochs: int = 12, pictures: int = 3000, batch_size: int = 100) -> None:
     """Trains from SEED on fresh pictures in each epoch and writes the weights; deterministic for one torch and thread count."""
     from safetensors.torch import save_file
@@ -187,11 +198,9 @@ def train(epochs: int = 12, pictures: int = 3000, batch_size: int = 100) -> None
     loss_of = nn.CrossEntropyLoss(label_smoothing=0.05)
     for epoch in range(epochs):
         model.train()
-        drawn, numbers = draw(digits, labels, pictures, 1000 + epoch, glare=0.0)
-        images, targets = preprocess(drawn), torch.from_numpy(numbers)
-        for batch in torch.randperm(pictures).split(batch_size):
+        for images, targets in draw_epoch(digits, labels, pictures, batch_size, epoch):
             optimizer.zero_grad()
-            loss = loss_of(model(images[batch]), targets[batch])
+            loss = loss_of(model(images), targets)
             loss.backward()
             optimizer.step()
             schedule.step()

@@ -1,5 +1,6 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
+import importlib.util
 import json
 import sys
 from contextlib import contextmanager
@@ -659,6 +660,16 @@ def small_trace(tmp_path_factory):
     recording = phenomena.missed_tensor_cores(12)
     recording.range("optpipe.measure", 0, 12 * 200)
     return trace_from_sqlite(recording.write(tmp_path_factory.mktemp("trace") / "trace.sqlite"))
+
+
+@pytest.fixture(scope="session")
+def verifier():
+    """The independent verifier, as a module."""
+    path = Path(__file__).parents[2] / "verifier" / "verify_dossier.py"
+    spec = importlib.util.spec_from_file_location("independent_verifier", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

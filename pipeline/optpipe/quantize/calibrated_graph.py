@@ -43,12 +43,12 @@ from optpipe.models.inputs.sample_set import (
     refuse_overlap,
 )
 from optpipe.models.inputs.task_data import (
-    CARD_WAY,
     drop_unknown_labels,
     fit_batch_size,
     iterate_input_batches,
     load_sample_set,
     resolve_texts,
+    suggest_card,
 )
 from optpipe.models.inputs.tensor_files import FORMS, holds_tensors
 from optpipe.models.inputs.tensor_set import read_tensor_set
@@ -171,9 +171,11 @@ def resolve_data(
                         f"{source}: input '{name}' contains NaN or Inf; give finite values"
                     )
     elif card.transform is None and card.tokenization is None and not is_table(source):
+        way = suggest_card(card)
         raise BadInputError(
             f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})",
-            remedy=f"give {FORMS}; images and texts need a model card: " + CARD_WAY,
+            remedy=f"give {FORMS}"
+            + ("; images and texts need a model card: " + way if way else ""),
         )
     if is_table(source):
         return source

@@ -1,8 +1,6 @@
 """A change that all processes repeat while they are measured: it moves the interval, and slow noise does not."""
 
-import importlib.util
 from math import log
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,15 +90,6 @@ def test_slow_noise_is_rarely_a_repeated_change(processes):
         slow = np.exp(lfilter([1], [1, -0.99], noise, axis=1)[:, 500:])
         found.append(bound_repeated_change([compute_end_change(each) for each in slow]) > 0)
     assert np.mean(found) <= 0.03
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    path = Path(__file__).parents[3] / "verifier" / "verify_dossier.py"
-    spec = importlib.util.spec_from_file_location("independent_verifier", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @given(

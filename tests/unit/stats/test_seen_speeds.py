@@ -1,8 +1,5 @@
 """Means of processes that ran at two speeds: laws, and the rate at which a build on its limit passes."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -80,15 +77,6 @@ def test_p_values_of_ratios_agree_with_intervals(new, old, confidence, limit):
 def test_the_ratio_turned_around_has_the_opposite_interval(new, old, confidence):
     low, high = make_ratio(new, old).interval(confidence)
     assert make_ratio(old, new).interval(confidence) == pytest.approx((-high, -low), abs=1e-12)
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    path = Path(__file__).parents[3] / "verifier" / "verify_dossier.py"
-    spec = importlib.util.spec_from_file_location("independent_verifier", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @given(values, values, confidences)

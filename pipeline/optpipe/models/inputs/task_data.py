@@ -62,11 +62,14 @@ OF_TEXTS = (
 )
 """Tasks whose samples are texts."""
 PYTHON_SUFFIX = ".py"
-CARD_WAY = (
-    "`"
-    + Call("build", "MODEL", init="CARD.toml")
-    + "` writes a model card with preprocessing to complete"
-)
+
+
+def suggest_card(card: ModelCard) -> str:
+    """The command that writes a model card to complete; empty for a module in memory, which no command can name."""
+    if card.source.startswith(IN_MEMORY):
+        return ""
+    call = Call("build", "MODEL", init="CARD.toml")
+    return "`" + call + "` writes a model card with preprocessing to complete"
 
 
 def load_sample_set(
@@ -284,8 +287,8 @@ def require_task_data(card: ModelCard) -> None:
         else:
             way = f"give its inputs as tensors ({FORMS}), or a model card with preprocessing"
             message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}"
-            if not card.source.startswith(IN_MEMORY):
-                message += "\n" + CARD_WAY
+            if way := suggest_card(card):
+                message += "\n" + way
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(

@@ -34,7 +34,8 @@ from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import BenchRecord
 from optpipe.measure.search import ArtifactLimit, name_point
 from optpipe.measure.validity import HOST_CAUSES
-from optpipe.report.charts import Curve, Point, draw_comparison
+from optpipe.report.charts import Curve, Point
+from optpipe.report.comparison_charts import draw_comparison
 from optpipe.report.document import (
     PAGE_ONLY,
     TEXT_ONLY,

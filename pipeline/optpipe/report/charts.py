@@ -12,10 +12,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.core import LazyModule
-from optpipe.core.comparison import Comparison, ComparisonRow, Goal
-from optpipe.core.load import name_sample
-from optpipe.core.metrics.measured import P50, P99
-from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, Legend, RawFiles, Sentence, clean_text
 
 if TYPE_CHECKING:
@@ -30,7 +26,6 @@ WIDTH, HEIGHT = 272, 195
 FONT_SIZE, ROW_HEIGHT, LINE_HEIGHT = 12, 40, 15
 MAX_NAME = 44
 """Characters of a row's name that fit the width of a drawing."""
-MAX_SPEEDUPS = 24
 SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
 SHAPES = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲"}
 INK, FAINT, BAD = "#fd0001", "#fd0002", "#fd0004"
@@ -385,113 +380,6 @@ FEWEST_POINTS = 3
 """Fewer are a sentence: a drawing of them shows no shape."""
 
 
-def draw_comparison(
-    comparison: Comparison, latencies: Sequence[Curve] = (), processes: Sequence[Point] = ()
-) -> list[Figure | Sentence]:
-    """Draws every figure with enough data, in reading order; the first three state what they show.
-
-    Figures of fewer than FEWEST_POINTS points are sentences.
-
-    `latencies` are empirical distribution functions: ms, share of the queries in [0, 1].
-    """
-    files = tuple(dict.fromkeys(file for curve in latencies for file in curve.files))
-    measured = [row for row in comparison.rows if row.latency_ns and row.throughput_images_per_s]
-    # p99 if every row has it, otherwise p50 for all
-    percentile = (P99 if all(P99.read_row(row) for row in measured) else P50).name
-    rows = [row for row in measured if percentile in row.latency_ns]
-    sample, latency = name_sample(row.load.sample for row in rows), f"{percentile} latency (ms)"
-    drawn: list[Figure | Sentence] = []
-    if rows:
-        rated = [
-            (row, rate.value) for row in rows if (rate := row.throughput_images_per_s) is not None
-        ]
-        points = [
-            _make_point(row, rate, row.latency_ns[percentile].value / 1e6) for row, rate in rated
-        ]
-        caption = (
-            "Each line is a build, each point a batch size. Down and to the right is better. No other build beats one on the "
-            "frontier in every metric at once."
-        )
-        best, reason = comparison.best[Goal.THROUGHPUT], comparison.best_reason[Goal.THROUGHPUT]
-        leader = (
-            f"{comparison.row(best).label} has the highest throughput" if best else "Throughput"
-        )
-        drawn.append(
-            draw_or_state_points(
-                "Latency vs. throughput",
-                caption,
-                points,
-                f"{sample}s per second",
-                latency,
-                files,
-                finding=leader + ": " + reason if len(points) > 1 else "",
-            )
-        )
-    if latencies:
-        caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
-        if len(latencies) < len(comparison.rows):
-            caption += f" {len(latencies)} of {len(comparison.rows)} measurements."
-        y = "queries completed within"
-        times = [x for x, share in latencies[0].points if share >= 0.5]
-        finding = f"{latencies[0].label}: half of the queries complete within {times[0]:.3g} ms, all within {times[-1]:.3g} ms"
-        figure = draw_distributions("Latency distribution", caption, latencies, "latency (ms)", y)
-        drawn.append(replace(figure, finding=finding))
-    if processes:
-        figure = draw_processes(processes, files)
-        few = len(processes) < FEWEST_POINTS
-        drawn.append(Sentence(figure.finding, label="Processes") if few else figure)
-    for title, y, scale, figures, caption in (
-        (
-            "Accuracy vs. latency",
-            "top-1 accuracy (%)",
-            100.0,
-            [row.top1 for row in rows],
-            "Top-1 accuracy with its interval, at the latency of each build and batch size. Up and to the left is better.",
-        ),
-        (
-            "Energy vs. latency",
-            f"mJ per {sample}",
-            1e3,
-            [row.energy_j_per_image for row in rows],
-            f"Energy per {sample} with its interval; approximate. Down and to the left is better.",
-        ),
-    ):
-        known = [
-            (row, each.scale(scale))
-            for row, each in zip(rows, figures, strict=True)
-            if each is not None
-        ]
-        if known:
-            points = [
-                _make_point(row, row.latency_ns[percentile].value / 1e6, each.value, each)
-                for row, each in known
-            ]
-            drawn.append(draw_or_state_points(title, caption, points, latency, y, files))
-    judged = [
-        row for row in comparison.rows if row.change in ("faster", "slower", "no difference shown")
-    ]
-    faster = [
-        Bar(row.label, "", each.value, each.low, each.high)
-        for row in judged
-        if (each := row.speedup) is not None
-    ]
-    if faster:
-        faster = sorted(faster, key=lambda bar: -bar.value)[:MAX_SPEEDUPS]
-        baseline = comparison.baseline or "the baseline"
-        caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. "
-        caption += "An interval that contains 1 shows no difference."
-        if len(faster) < FEWEST_POINTS:
-            stated = "; ".join(_state_speedup(bar) for bar in faster)
-            drawn.append(Sentence(f"over {baseline}: {stated}", label="Speed-up"))
-        else:
-            drawn.append(
-                draw_bars(
-                    "Speed-up", caption, faster, "speedup over the baseline", files, reference=1.0
-                )
-            )
-    return drawn
-
-
 def draw_or_state_points(
     title: str,
     caption: str,
@@ -523,20 +411,6 @@ def _name_value(axis: str, value: float) -> str:
         return f"{number} {name}"
     unit = unit.removesuffix(")")
     return f"{name} {number}{'' if unit == '%' else ' '}{unit}"
-
-
-def _state_speedup(bar: Bar) -> str:
-    interval = "" if bar.low is None or bar.high is None else f" [{bar.low:.2f}, {bar.high:.2f}]"
-    return f"{bar.label} {bar.value:.2f}×{interval}"
-
-
-def _make_point(row: ComparisonRow, x: float, y: float, interval: Estimate | None = None) -> Point:
-    load = ", ".join([*row.load.list_lengths(), row.load.scenario, row.load.mode])
-    flag = "INVALID" if not row.valid else "frontier" if row.on_frontier else ""
-    bounds = (None, None) if interval is None else (interval.low, interval.high)
-    group = "" if interval else f"{row.series} {load}"
-    tooltip = f"{row.label}; batch size: {row.load.batch_size}"
-    return Point(row.series, tooltip, x, y, str(row.load.batch_size), flag, group, *bounds)
 
 
 def _round(value: float) -> float:

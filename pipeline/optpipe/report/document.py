@@ -68,7 +68,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        return f"{self.name} {self.unit}".rstrip()
+        return self.name + " " + self.unit if self.unit else self.name
 
 
 @dataclass(frozen=True, slots=True)

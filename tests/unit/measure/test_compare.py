@@ -24,7 +24,7 @@ from optpipe.measure.document import (
 )
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.search import Slo
-from optpipe.report.charts import draw_comparison
+from optpipe.report.comparison_charts import draw_comparison
 from optpipe.report.document import Figure
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page

@@ -39,6 +39,7 @@ from optpipe.core.metrics.sections import (
     MORE_SCORES,
     MOST_KEY,
     PER_WATT,
+    POWER_DRAW,
     RATE,
     SECTIONS,
 )
@@ -265,6 +266,7 @@ LIMIT_WORDS = {
     MIN_SCORE: "Minimum score, out of 100 points, of the task's first score, or of the score that it names.",
     MAX_SIZE: "Maximum size.",
     ENERGY_PER_SAMPLE.limits["maximum"]: "Maximum energy per image or sample.",
+    POWER_DRAW.limits["maximum"]: "Maximum mean power of the GPU.",
     PER_WATT.limits["minimum"]: "Minimum images or samples per second and watt.",
     RATE.limits["minimum"]: "Minimum images or samples per second.",
     MIN_FACTOR: "Minimum of how many times as fast as the other build.",

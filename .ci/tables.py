@@ -12,7 +12,7 @@ from pprint import pformat
 
 from shapes import Shape, list_shapes
 
-from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
+from optpipe.core.metrics.measured import OTHERS, RECORDED, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
 from optpipe.core.metrics.sections import JUDGED, MORE_SCORES, Section
 from optpipe.core.quantity import Dimension
@@ -155,6 +155,10 @@ def write_limits() -> str:
                 key: str(dimension) for key, (_, dimension) in MORE_SCORES.limits.items()
             },
             "FIGURES": figures,
+            "LISTED": {one.name: str(one.dimension) for one in RECORDED},
+            "WITNESSED": tuple(one.name for one in RECORDED if one.is_witnessed),
+            "OPTIONAL": tuple(one.name for one in (*SHOWN, *RECORDED) if one.is_optional),
+            "SENSED": tuple(one.name for one in (*SHOWN, *RECORDED) if one.sensor_share),
         }
     )
 

@@ -205,6 +205,7 @@ UNITS = {
     },
     "J/image": {"J/image": 1.0, "mJ/image": 0.001, "J/sample": 1.0, "mJ/sample": 0.001},
     "J/sample": {"J/image": 1.0, "mJ/image": 0.001, "J/sample": 1.0, "mJ/sample": 0.001},
+    "W": {"W": 1.0, "mW": 0.001, "kW": 1000.0},
     "images/s/W": {"images/s/W": 1.0, "samples/s/W": 1.0},
     "samples/s/W": {"images/s/W": 1.0, "samples/s/W": 1.0},
     "dB": {"dB": 1.0},
@@ -253,6 +254,8 @@ SECTIONS = {
     "memory": {"maximum": "bytes"},
     "energy": {"maximum": "J/image"},
     "efficiency": {"minimum": "images/s/W"},
+    "power": {"maximum": "W"},
+    "load_time": {"maximum": "ns"},
     "stability": {"maximum_cv": "fraction"},
     "speedup": {"minimum": "times"},
     "accuracy": {
@@ -286,8 +289,14 @@ FIGURES = {
     "memory": "memory",
     "energy": "energy",
     "efficiency": "efficiency",
+    "power": "power",
+    "load_time": "load_time",
     "stability": "cv",
 }
+LISTED = {"power": "W", "load_time": "ns"}
+WITNESSED = ("load_time",)
+OPTIONAL = ("energy", "memory", "power", "load_time")
+SENSED = ("energy", "power")
 # end
 RATES = {
     "throughput": "throughput_images_per_s",
@@ -481,6 +490,7 @@ WORDS = {
         "bytes",
         "J/image",
         "J/sample",
+        "W",
         "images/s/W",
         "samples/s/W",
         "dB",
@@ -906,7 +916,7 @@ SHAPES = {
         "host_peak_bytes?": ["or", "integer", "null"],
         "energy_j_per_image?": ["or", "Estimate", "null"],
         "energy_why_not?": ["or", "text", "null"],
-        "figures?": ["map", "PluginFigure"],
+        "figures?": ["map", "ProcessFigure"],
         "output_check?": ["or", "OutputCheck", "null"],
         "inputs?": ["or", "InputPool", "null"],
         "arrivals_seed?": ["or", "integer", "null"],
@@ -938,7 +948,7 @@ SHAPES = {
         "confidence": "number",
         "median?": ["or", "number", "null"],
     },
-    "PluginFigure": {
+    "ProcessFigure": {
         "value": ["or", "number", "null"],
         "unit": "Dimension",
         "distribution": "text",
@@ -2601,13 +2611,12 @@ def measure(record, rows, machine):  # §5.1
         if most > 0 and inputs
         else record.device_peak_bytes
     )
+    power = (energy[-1] - energy[0]) * 1e6 / window if window >= 8e9 else None
     figures = {
         "throughput": rate,
         "tokens": rate * (load.length or 0) * (1 - inputs.get("padding", 0.0)) or None,
         "cv": x.std() / x.mean() if n > 1 and x.mean() else None,
-        "energy": (energy[-1] - energy[0]) * 1e6 / window * seconds / images
-        if window >= 8e9
-        else None,
+        "energy": None if power is None else power * seconds / images,
         "memory": record.host_peak_bytes if record.subject.device == "cpu" else peak,
     }
     service = times if rows["compute_ns"].has_nulls() else rows["compute_ns"]
@@ -2615,6 +2624,7 @@ def measure(record, rows, machine):  # §5.1
     return {
         "codes": find_codes(record, rows, during, service.cast(polars.Float64)),
         "figures": figures,
+        "power": power,
         "x": x,
         "latencies": latencies,
         "times": times[:1000].to_list(),
@@ -2945,7 +2955,7 @@ def compute_figure(tries, name, at):
     if mean:
         confidence = at.confidence("bench")
         low, high = join(mean.interval, speeds)(confidence)
-        if name == "energy":
+        if name in SENSED:
             low, high = low / 1.05, high / 0.95
         if percent > 50:
             least, most = invert_share(samples, first, percent, confidence)
@@ -3897,14 +3907,19 @@ def read_measurement(at, run, record, builds, needed):
             name not in one.figures
             and re.fullmatch(r"(?!(mean_)?p[0-9.]+$)[a-z][a-z0-9_-]*", name)
             and (each.value is None or 0 <= each.value < inf)
+            and (name not in LISTED or (each.unit, each.distribution) == (LISTED[name], "optpipe"))
             for name, each in own.items()
         )
-        at.check(possible, f"{place}: figures of plug-ins are negative, or called as others")
+        at.check(possible, f"{place}: figures are negative, or called as others")
         own = own if possible else {}
+        if "power" in own:
+            at.compare(f"{place}: power", own["power"], {"value": one.power})
         one.figures |= {name: each.value for name, each in own.items()}
         one.units = {name: each.unit for name, each in own.items()}
-        if own:
-            at.stated.append(f"{place}: figures of plug-ins: {', '.join(sorted(own))}")
+        if stated := sorted(own.keys() - LISTED.keys()):
+            at.stated.append(f"{place}: figures of plug-ins: {', '.join(stated)}")
+        lines = [f"{run.place}: {name}" for name in sorted(own.keys() & {*WITNESSED})]
+        at.stated += [line for line in lines if line not in at.stated]
     at.compare(place, record | {"codes": sorted(list_codes(record))}, expected)
     return one
 
@@ -3969,7 +3984,10 @@ def read_toml(at, name):
 
 COUNTS = "batch_size", "length", "streams", "steps"  # §4: whole numbers from 1 to 10⁶
 OF_LOAD = "batch_size", "length", "scenario", "mode", "streams", "rate"
-MEASURED = "latency", "throughput", "regression", "memory", "energy", "efficiency", "stability"
+MEASURED = (
+    *("latency", "throughput", "regression", "memory", "energy", "efficiency", "power"),
+    *("load_time", "stability"),
+)
 MORE_KEYS = {  # of a section, beside its limits
     **dict.fromkeys(MEASURED, OF_LOAD),
     "speedup": ("over", "batch_size", "length"),
@@ -3982,7 +4000,7 @@ OTHER_TABLES = {
     "environment": ("gpu", "driver", "cpu", "python", "packages"),
 }
 LARGEST = {"fraction": 1.0, "1": 1.0, "points": 100.0}
-NEEDS_GPU = "energy", "efficiency", "tensor_cores"
+NEEDS_GPU = "energy", "efficiency", "power", "tensor_cores"
 
 
 def list_policy_tables(document):
@@ -4069,9 +4087,11 @@ def require_limit(criterion, require):
     free = criterion.section == "metrics" and unit == "1"
     require(limit >= 0, f"{criterion.name} is negative")
     require(not criterion.least or free or 0 < limit <= LARGEST.get(unit, inf), criterion.name)
-    require(criterion.least or limit > 0 or unit not in ("ns", "bytes", "J/image"), criterion.name)
+    require(
+        criterion.least or limit > 0 or unit not in ("ns", "bytes", "J/image", "W"), criterion.name
+    )
     if criterion.section == "metrics":
-        own = criterion.key in (*ASKED, *FIGURES, "cv", "tokens", "mean")
+        own = criterion.key in (*ASKED, *FIGURES, "cv", "tokens", "mean", "build_time")
         require(not own, f"[metrics.{criterion.key}] is not a plug-in's")
     own_score = (
         criterion.name.startswith("accuracy.maximum_f1_drop") or criterion.section == "scores"
@@ -4253,7 +4273,7 @@ def observe_group(tries, name, at):
     tries = keep_requested(tries, name)
     found, source = summarize(tries, name, at), tries[-1].run
     (value, low, high), mean, n = found.estimate.values(), found.mean, len(found.figures)
-    lacks = name not in ("energy", "memory") and n != count_processes(tries)
+    lacks = name not in OPTIONAL and n != count_processes(tries)
     blocked = is_blocked(tries, at) or low is None or lacks or found.unknown
     if value is None:
         return Seen(source=source)
@@ -4263,7 +4283,7 @@ def observe_group(tries, name, at):
         most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
         return Seen(peak, (peak, most), blocked, source)
     number, interval = n if found.alone > 0 else 0, mean and join(mean.interval, found.speeds)
-    if mean and name == "energy":
+    if mean and name in SENSED:
         both = interval
 
         def interval(confidence):

@@ -34,7 +34,8 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.metrics.measured import PairMetric
+from optpipe.core.metrics.measured import LOAD_TIME, PairMetric
+from optpipe.core.metrics.registry import figure_from_witness
 from optpipe.core.records import json_from_record
 from optpipe.core.wording import Message
 from optpipe.evaluate.recompute import recompute_evaluation
@@ -160,11 +161,12 @@ class Workspace:
         processes=5,
         power=None,
         peaks=0,
+        load_ns=None,
         **changes,
     ):
         """A bench run of `processes` processes, whose levels scatter by half a percent; with an energy counter at `power` W.
 
-        Each takes `peaks` bytes more than the one before.
+        Each takes `peaks` bytes more than the one before, and a hundredth of `load_ns` longer to load.
         """
         run = begin_run(self.path, "bench")
         measurements, begin_ns = [], 0
@@ -179,6 +181,9 @@ class Workspace:
             found = replace(
                 found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks
             )
+            if load_ns is not None:
+                loaded = figure_from_witness(LOAD_TIME, load_ns * (1 + process / 100), None)
+                found = replace(found, figures={**found.figures, LOAD_TIME.name: loaded})
             speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
             drawn = Drawn(
                 mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power

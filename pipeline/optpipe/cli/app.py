@@ -132,7 +132,7 @@ PIPED_WIDTH = 100
 """Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
-SCHEMA_VERSION = 26
+SCHEMA_VERSION = 27
 """The version that all JSON documents share; it increases when the shape of any document changes."""
 
 

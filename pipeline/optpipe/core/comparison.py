@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from optpipe.core.entries import Environment
 from optpipe.core.load import LoadSpec, Mode, Scenario
+from optpipe.core.measurement_group import GroupFigure
 from optpipe.core.quantity import Estimate
 
 
@@ -44,9 +45,12 @@ class ComparisonRow:
     throughput_tokens_per_s: Estimate | None = None
     """Without padding; None without sequences."""
     energy_j_per_image: Estimate | None = None
+    figures: Mapping[str, GroupFigure] = field(default_factory=dict)
+    """Figures without a field of their own, by the metric's name, each with its unit."""
     memory_bytes: int | None = None
     size_bytes: int | None = None
     build_s: float | None = None
+    """As the build's manifest states it: one build, of which no raw file shows anything."""
     top1: Estimate | None = None
     speedup: Estimate | None = None
     """Ratio of p50 latencies, baseline over this row; above 1 is faster."""

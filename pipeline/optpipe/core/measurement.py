@@ -172,14 +172,17 @@ class InputPool:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginFigure:
-    """A figure that a plug-in's metric computed for one process. Verification does not need the plug-in."""
+class ProcessFigure:
+    """A figure of one process without a field of its own: of a plug-in's metric, or of `core.metrics.measured.RECORDED`.
+
+    Verification does not need the plug-in.
+    """
 
     value: float | None
     """In `unit`; None if there is none."""
     unit: Dimension
     distribution: str
-    """The distribution that computed it, and its version: `optpipe-jitter 1.0`."""
+    """The distribution that computed it, and its version: `optpipe-jitter 1.0`; `optpipe` alone for its own."""
     why_not: str | None = None
 
 
@@ -210,8 +213,8 @@ class Measurement:
     energy_j_per_image: Estimate | None = None
     """Approximate, from the driver's counter over the measured window; `note` has the details."""
     energy_why_not: str | None = None
-    figures: Mapping[str, PluginFigure] = field(default_factory=dict)
-    """The figures of plug-ins, by the metric's name."""
+    figures: Mapping[str, ProcessFigure] = field(default_factory=dict)
+    """Figures without a field of their own, by the metric's name."""
     output_check: OutputCheck | None = None
     inputs: InputPool | None = None
     arrivals_seed: int | None = None

@@ -19,7 +19,7 @@ class GroupFigure:
     inside: float | None
     """Standard deviation of one process's figure due to the noise inside it, as a share of the figure."""
     unit: Dimension | None = None
-    """The unit of a plug-in's figure."""
+    """The unit of a figure that has no field of its own in a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +38,5 @@ class MeasurementGroup:
     runs: tuple[str, ...]
     figures: Mapping[str, GroupFigure]
     """`p50` … in ns, `throughput` in images or samples per s, `tokens` per s without padding, `energy` in J per image or sample, `cv`,
-    `memory` in bytes."""
+    `memory` in bytes; others say their unit."""
     left_out: tuple[LeftOut, ...] = ()

@@ -93,6 +93,7 @@ class Dimension(StrEnum):
     SIZE = "bytes", "a size", "512 MiB", _SIZES
     ENERGY = "J/image", "an energy per image", "50 mJ/image", _ENERGIES
     SAMPLE_ENERGY = "J/sample", "an energy per sample", "50 mJ/sample", _ENERGIES
+    POWER = "W", "a power", "300 W", {"W": 1.0, "mW": 1e-3, "kW": 1e3}
     EFFICIENCY = "images/s/W", "a rate per watt", "20 images/s/W", _EFFICIENCIES
     SAMPLE_EFFICIENCY = "samples/s/W", "a rate per watt", "20 samples/s/W", _EFFICIENCIES
     DECIBEL = "dB", "a ratio in decibels", "40 dB", {"dB": 1.0}

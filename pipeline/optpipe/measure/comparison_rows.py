@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from optpipe.core.comparison import ComparisonRow, Levels
+from optpipe.core.measurement_group import GroupFigure
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import group_pairs
 from optpipe.core.settings import find_differing_settings, format_settings
@@ -112,6 +113,7 @@ def row_from_group(
         throughput_images_per_s=merged.throughput_images_per_s,
         throughput_tokens_per_s=merged.throughput_tokens_per_s,
         energy_j_per_image=merged.energy_j_per_image,
+        figures=_estimate_listed(group, levels),
         memory_bytes=largest_memory or None,
         size_bytes=known.size_bytes,
         build_s=known.build_s,
@@ -121,6 +123,16 @@ def row_from_group(
         caveats=merged.caveats,
         sources={} if merged.samples_file is None else {merged.samples_file: ""},
     )
+
+
+def _estimate_listed(group: ProcessGroup, levels: Levels) -> dict[str, GroupFigure]:
+    """The figures that lie in no field of a measurement, over processes."""
+    figures = {}
+    for name, unit in group.find_units().items():
+        if (found := group.estimate(name, levels.figures, levels.unseen)) is not None:
+            values = tuple(each for run in group.list_values(name) for each in run)
+            figures[name] = GroupFigure(found, values, None, None, unit)
+    return figures
 
 
 def get_build_key(one: RecordedMeasurement) -> BuildKey:

@@ -13,6 +13,7 @@ from optpipe.core.load import name_sample
 from optpipe.core.measurement import Measurement, Validity
 from optpipe.core.measurement_group import GroupFigure, MeasurementGroup
 from optpipe.core.metrics.measured import (
+    BUILD_TIME,
     CV,
     EFFICIENCY,
     ENERGY,
@@ -24,8 +25,15 @@ from optpipe.core.metrics.measured import (
     THROUGHPUT,
     TOKENS,
 )
+from optpipe.core.metrics.registry import find_metric
 from optpipe.core.plan import make_call
-from optpipe.core.quantity import format_bytes, format_duration, format_quantity
+from optpipe.core.quantity import (
+    Dimension,
+    Estimate,
+    format_bytes,
+    format_duration,
+    format_quantity,
+)
 from optpipe.core.records import plain_from_record
 from optpipe.core.settings import format_settings
 from optpipe.core.wording import Argument, join_texts
@@ -110,7 +118,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         for name in (P90.name, P99.name, P999.name)
         if any(name in group.figures for group in groups)
     ]
-    plugins = sorted(
+    listed = sorted(
         {name for group in groups for name, each in group.figures.items() if each.unit is not None}
     )
     sample = name_sample(group.load.sample for group in groups)
@@ -130,7 +138,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         figure_column("memory", rank=3),
         figure_column(f"J/{sample}", rank=2),
         figure_column(f"{sample}s/s/W", rank=2),
-        *(figure_column(name, rank=2) for name in plugins),
+        *(figure_column(find_metric(name).title, rank=2) for name in listed),
         figure_column("processes"),
         VERDICT_COLUMN,
     )
@@ -160,7 +168,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             else "",  # the largest, as in a sign-off
             _format_number(_get_value(group, ENERGY.name), "≈"),
             _format_number(None if per_watt is None else per_watt.value, "≈"),
-            *(_format_plugin_figure(group.figures.get(name)) for name in plugins),
+            *(_cell_from_listed(group.figures.get(name), name) for name in listed),
             f"{group.processes} of {group.processes + len(group.left_out)}"
             if group.left_out
             else str(group.processes),
@@ -318,10 +326,20 @@ def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
     return f"{called[row.subject.artifact]} {row.load.size}{rate}"
 
 
-def _format_plugin_figure(found: GroupFigure | None) -> str:
+def _cell_from_listed(found: GroupFigure | None, name: str) -> Cell:
+    """A figure without a field of its own, with half its interval."""
     if found is None or found.unit is None:
-        return ""
-    return format_quantity(found.estimate.value, found.unit)
+        return Cell("")
+    return _cell_from_figure(found.estimate, found.unit, name)
+
+
+def _cell_from_figure(found: Estimate | None, unit: Dimension, name: str) -> Cell:
+    if found is None:
+        return Cell("")
+    text, note = find_metric(name).mark + format_quantity(found.value, unit), ""
+    if found.high is not None and found.value > 0:
+        note = f"±{(found.high - found.value) / found.value:.1%}"
+    return Cell(text, note=note, value=found.value)
 
 
 def _get_value(group: MeasurementGroup, name: str) -> float | None:
@@ -420,7 +438,8 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         figure_column("top-1", rank=2),
         figure_column("memory", rank=2),
         figure_column("size", rank=2),
-        figure_column("build time", rank=TEXT_ONLY),
+        *(figure_column(find_metric(name).title, rank=2) for name in _list_listed(comparison)),
+        figure_column(BUILD_TIME.title, rank=TEXT_ONLY),
         figure_column("processes", rank=TEXT_ONLY),
         Column("artifact", ColumnKind.NAME, rank=TEXT_ONLY + 1),
     ]
@@ -430,6 +449,11 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
     caption += _describe_levels(comparison)
     rows = [_list_comparison_cells(row, comparison) for row in comparison.rows]
     return make_table(columns, rows, id="builds", caption=caption)
+
+
+def _list_listed(comparison: Comparison) -> list[str]:
+    """The names of figures without a field of their own that any row has."""
+    return sorted({name for row in comparison.rows for name in row.figures})
 
 
 def _describe_levels(comparison: Comparison) -> str:
@@ -470,7 +494,8 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
         cell_from_estimate(row.top1, "{:.2%}", interval=True),
         Cell(format_bytes(row.memory_bytes) if row.memory_bytes else "", value=row.memory_bytes),
         Cell(format_bytes(row.size_bytes) if row.size_bytes else "", value=row.size_bytes),
-        "" if row.build_s is None else format_duration(row.build_s * 1e9),
+        *(_cell_from_listed(row.figures.get(name), name) for name in _list_listed(comparison)),
+        _cell_from_figure(BUILD_TIME.read_row(row), BUILD_TIME.dimension, BUILD_TIME.name),
         str(row.processes),
         row.artifact[:12],
     )

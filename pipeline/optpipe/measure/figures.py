@@ -29,7 +29,7 @@ from optpipe.core.measurement import (
     read_measurements,
 )
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, TOKENS
-from optpipe.core.metrics.registry import compute_plugin_figures, is_plugin_figure
+from optpipe.core.metrics.registry import compute_recorded_figures, recompute_figures
 from optpipe.core.parquet import keep_frames, parse_parquet, read_parquet
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import Recomputed
@@ -137,7 +137,7 @@ def judge_measurement(
         throughput_tokens_per_s=None if isinstance(tokens, str) else tokens,
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
-        figures=compute_plugin_figures(window),
+        figures=compute_recorded_figures(window, blank.figures),
     )
 
 
@@ -151,22 +151,14 @@ def recompute_from_samples(
 ) -> Measurement:
     """Recomputes `stored` from its raw files.
 
-    Only facts that no raw file holds are taken from the record: the subject and load, the worker's peak memory, and the
-    reasons in `validity.WITNESSED`.
+    Only facts that no raw file holds are taken from the record: the subject and load, the worker's peak memory and load time, and
+    the reasons in `validity.WITNESSED`.
     """
     judged = replace(stored, output_check=None, interrupted=False)
     evidence = ValidityEvidence(judged, measured, select_rows_during(machine, measured))
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     found = judge_measurement(stored, witnessed, evidence, highest, confidence)
-    # a figure of a plug-in follows from the samples only where the same version of it is installed
-    figures = {
-        name: again
-        if (again := found.figures.get(name)) and again.distribution == kept.distribution
-        else kept
-        for name, kept in stored.figures.items()
-        if is_plugin_figure(name, kept)
-    }
-    found = replace(found, figures=figures)
+    found = replace(found, figures=recompute_figures(stored.figures, found.figures))
     peak = compute_worker_peak_bytes(
         machine, stored.inputs.rotated_bytes if stored.inputs else None
     )

@@ -192,13 +192,13 @@ class ProcessGroup:
         """The tries that were left out and lack the figure `name`, so that nothing bounds what they would add."""
         return sum(not (read_raw_value(one, name) or 0) > 0 for one in self._list_invalid())
 
-    def find_plugin_units(self) -> dict[str, Dimension]:
-        """The metrics of plug-ins that any try has, with the unit that its figures have."""
+    def find_units(self) -> dict[str, Dimension]:
+        """The metrics without a field of their own that any try has, with the unit of its figures."""
         found = {name: each for one in self.tries for name, each in one.measurement.figures.items()}
         return {name: found[name].unit for name in sorted(found)}
 
     def count_tried(self, name: str) -> int:
-        """VALID processes in which a plug-in's metric was computed, or gave a reason."""
+        """VALID processes in which a metric without a field of its own was computed, or gave a reason."""
         return sum(name in one.measurement.figures for one in self.valid)
 
     def _list_invalid(self) -> list[RecordedMeasurement]:
@@ -462,7 +462,7 @@ def summarize_group(
 ) -> MeasurementGroup:
     """Figures with the intervals of `ProcessGroup.estimate`, and both parts of their scatter."""
     figures = {}
-    units = group.find_plugin_units()
+    units = group.find_units()
     for name in (*(metric.name for metric in SHOWN), *units):
         if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
             figures[name] = GroupFigure(

@@ -27,10 +27,13 @@ from optpipe.core.measurement import (
     MeasurementsRecord,
     Options,
     Phase,
+    ProcessFigure,
     Reason,
     Subject,
     Validity,
 )
+from optpipe.core.metrics.measured import LOAD_TIME
+from optpipe.core.metrics.registry import figure_from_witness
 from optpipe.core.parquet import read_parquet
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, format_quantity
@@ -53,7 +56,13 @@ from optpipe.measure.invariants import (
 from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence
-from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
+from optpipe.measure.worker.plan import (
+    CacheProbe,
+    Point,
+    PointReport,
+    SessionPlan,
+    frame_from_spool,
+)
 from optpipe.models.artifacts.engine_files import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
@@ -165,6 +174,7 @@ def _judge_answer(
         filled,
         output_check=done.output_check if done else None,
         host_peak_bytes=done.host_peak_bytes if done else None,
+        figures={LOAD_TIME.name: _read_load_time(done)} if done else {},
         device_peak_bytes=_compute_device_peak(machine, worker, answer),
     )
     evidence = ValidityEvidence(
@@ -199,6 +209,11 @@ def describe_package_energy(energy: EnergyUse, seconds: float, images: int, load
         f"{images / seconds / watts:.3g} {load.sample}s/s/W ({watts:.0f} W over {energy.seconds:.1f} s by RAPL, other "
         "work included), which is not judged"
     )
+
+
+def _read_load_time(done: PointReport) -> ProcessFigure:
+    value = None if done.load_ns is None else float(done.load_ns)
+    return figure_from_witness(LOAD_TIME, value, done.load_why_not)
 
 
 def _leave_out_impossible(found: Measurement, blank: Measurement, directory: Path) -> Measurement:
@@ -434,6 +449,7 @@ def prepare_subject(
         },
         inputs=save_pool(scratch, "input", rows),
         reference=save_pool(scratch, "reference", expected),
+        smallest=card.batch_range[0],
         input_axes={each.name: each.batch for each in card.inputs},
         output_axes={each.name: each.batch for each in card.outputs},
         selection=read_verified_selection(

@@ -33,6 +33,7 @@ AUDIT_TOLERANCES: Mapping[Dimension | None, tuple[float, bool]] = {
     Dimension.TIME: (0.1, True),
     Dimension.RATE: (0.1, True),
     Dimension.ENERGY: (0.1, True),
+    Dimension.POWER: (0.1, True),
     Dimension.EFFICIENCY: (0.1, True),
     Dimension.SIZE: (0.05, True),
     Dimension.SHARE: (0.005, False),

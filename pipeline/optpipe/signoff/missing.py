@@ -128,8 +128,10 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
 
 def _count(criterion: Criterion, group: ProcessGroup) -> int:
     """The processes that were to show the criterion's metric."""
-    name = criterion.find_metric().name
-    return group.count_tried(name) if criterion.table.is_open else group.count_requested(name)
+    limited = criterion.find_metric()
+    metric = limited.inverse_of or limited
+    count = group.count_tried if metric.is_listed else group.count_requested
+    return count(metric.name)
 
 
 def _group_by_kind(

@@ -58,6 +58,8 @@ from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
 from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
 
 MAX_COUNT = 1_000_000
+NEVER_ZERO = Dimension.TIME, Dimension.SIZE, Dimension.ENERGY, Dimension.POWER
+"""Dimensions in which nothing meets a limit of zero."""
 
 QUERY_RATE = Sense.AT_LEAST, Dimension.QUERIES
 SCORE_THRESHOLD = Sense.EQUALS, Dimension.SHARE
@@ -409,7 +411,7 @@ def _read_limit(
         raise ValueError(f'"{value}" can never be met: the maximum is {shown}')
     if found == 0 and least:
         raise ValueError(f'"{value}" is always met; remove it or set a meaningful limit')
-    if found == 0 and dimension in (Dimension.TIME, Dimension.SIZE, Dimension.ENERGY):
+    if found == 0 and dimension in NEVER_ZERO:
         raise ValueError(f'"{value}" can never be met')
     counted = "sample" if isinstance(value, str) and "sample" in value else "image"
     return found, choose_dimension(dimension, counted), score_from_text(value)

@@ -20,7 +20,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, RecoveredInfo, Verific
 from optpipe.core.errors import BadInputError, ExitStatus, GateError, escape, first_line
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
-from optpipe.core.metrics.sections import MORE_METRICS, PEAK_MEMORY
+from optpipe.core.metrics.sections import LOADING, MORE_METRICS, PEAK_MEMORY
 from optpipe.core.records import (
     compare_recomputed,
     document_from_json,
@@ -604,12 +604,13 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         yield f"{looser}: stated by {POLICY}, runs/*/{MEASUREMENTS_FILE}"
     kinds = {run.kind for run in dossier.every_run}
     if "bench" in kinds:
-        unproven = tuple(f"{section}." for section in (PEAK_MEMORY, MORE_METRICS))
+        unproven = tuple(f"{section}." for section in (PEAK_MEMORY, LOADING, MORE_METRICS))
         seen = [one.name for one in verdict.criteria if one.name.startswith(unproven)]
         seen += [
             "output checks",
             "inputs",
             "peak memory of the host",
+            "load times",
             "reasons that only the worker could see",
         ]
         yield f"{', '.join(seen)}: stated by runs/*/{MEASUREMENTS_FILE}"

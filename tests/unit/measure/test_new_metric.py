@@ -14,7 +14,7 @@ from optpipe.api.bench import Bench
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.load import LoadSpec
-from optpipe.core.measurement import PluginFigure
+from optpipe.core.measurement import ProcessFigure
 from optpipe.core.metrics import registry
 from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.quantity import Dimension, format_quantity
@@ -83,7 +83,7 @@ def make_window(latencies_ns):
     return SampledWindow(LoadSpec(1), pl.DataFrame(samples), pl.DataFrame())
 
 
-BLANK = {"spread": PluginFigure(None, Dimension.TIME, "an unknown distribution")}
+BLANK = {"spread": ProcessFigure(None, Dimension.TIME, "an unknown distribution")}
 
 
 def sign_off(workspace, folder, limit="3 ms", **how):
@@ -100,16 +100,16 @@ def test_a_plug_in_s_figure_is_computed_from_the_raw_samples(plug_in):
     plug_in.add(Spread)
     latencies_ns = np.full(1000, 1_000_000)
     latencies_ns[-20:] = 3_000_000
-    (found,) = registry.compute_plugin_figures(make_window(latencies_ns)).values()
+    found = registry.compute_recorded_figures(make_window(latencies_ns), {})["spread"]
     assert (found.value, found.unit, found.why_not) == (2_000_000.0, Dimension.TIME, None)
-    (found,) = registry.compute_plugin_figures(make_window(latencies_ns[:9])).values()
+    found = registry.compute_recorded_figures(make_window(latencies_ns[:9]), {})["spread"]
     assert (found.value, found.why_not) == (None, "9 queries are fewer than 100")
 
 
 @pytest.mark.parametrize("plugin", [Raising, NotANumber, Negative, Wordy, Leaving])
 def test_a_plug_in_that_raises_or_gives_no_number_withholds_its_figure(plug_in, plugin):
     plug_in.add(plugin)
-    (found,) = registry.compute_plugin_figures(make_window(np.full(1000, 10**6))).values()
+    found = registry.compute_recorded_figures(make_window(np.full(1000, 10**6)), {})["spread"]
     assert found.value is None
     assert "spread" in found.why_not
 

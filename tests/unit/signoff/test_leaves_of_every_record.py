@@ -16,7 +16,7 @@ from tests.unit.signoff.test_impossible_evidence import add_errors
 from tests.unit.signoff.test_record_rules import add_rounds
 from tests.unit.signoff.test_tasks import LIMITS, draw_rows
 
-from optpipe.core.measurement import PluginFigure
+from optpipe.core.measurement import ProcessFigure
 from optpipe.core.quantity import Dimension
 from optpipe.signoff.verify import check_dossier
 
@@ -51,7 +51,7 @@ maximum = 100
 def make_measured(workspace, folder, trace):
     """All kinds of runs, with and without a GPU's energy, beside a baseline."""
     fp32, int8 = workspace.artifact("fp32"), workspace.artifact("int8")
-    own = {"watts": PluginFigure(50.0, Dimension.NUMBER, "optpipe-watts")}
+    own = {"watts": ProcessFigure(50.0, Dimension.NUMBER, "optpipe-watts")}
     workspace.bench(fp32, count=200, processes=3)
     workspace.approve(
         'schema = 1\n[build]\nprecision = "fp32"\n[size]\nmaximum = "9 MiB"\n', folder / "old"

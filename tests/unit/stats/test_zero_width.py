@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.measure.test_left_out import make_try
 
 from optpipe.core.load import LoadSpec, Scenario
-from optpipe.core.measurement import PluginFigure
+from optpipe.core.measurement import ProcessFigure
 from optpipe.core.metrics.measured import THROUGHPUT
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
@@ -108,7 +108,7 @@ def from_processes(value, count):
         make_try(np.full(700, 1e6 * value + 1), process) for process in range(min(count, 12))
     )
     for name in ("p50", "p90", "p99", "throughput", "cv", "energy", "jitter"):
-        figures = {"jitter": PluginFigure(value, Dimension.NUMBER, "p 1")}
+        figures = {"jitter": ProcessFigure(value, Dimension.NUMBER, "p 1")}
         given = (
             replace(one.measurement, figures=figures, energy_j_per_image=Estimate(value))
             for one in tries

@@ -88,6 +88,8 @@ class Metric:
     least_seconds: float = 0.0
     """The shortest measurement that gives it."""
     needs_gpu: bool = False
+    is_witnessed: bool = False
+    """Whether only the worker saw it: the record states it, and no raw file shows how it came about."""
     inverse_of: "Metric | None" = None
     """The metric whose reciprocal it is: both are judged and shown from the same figures."""
     percent: float = 0.0
@@ -96,6 +98,11 @@ class Metric:
     """False for a percentile above p50, which is over all requests, and for p50 beside it."""
     is_pooled: bool = False
     """Whether it is over the requests of all processes, not the mean of the processes' figures."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether records have it among their `figures`, and not in a field: those of earlier versions may lack it."""
+        return type(self).read is Metric.read
 
     def allow_for_sensor(self, low: float, high: float) -> tuple[float, float]:
         """The bounds of what a sensor may have read as `low` to `high`: a reading 5% low is the truth times 0.95."""

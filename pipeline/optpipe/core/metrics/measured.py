@@ -128,6 +128,32 @@ class Tokens(Metric):
         return row.throughput_tokens_per_s
 
 
+def measure_power(window: Window) -> Estimate | str:
+    """Mean power in W over the readings during the measurement, by the driver's counter, with the interval of ten parts of the
+    window, and without the tolerance of the sensor; or the reason why there is none."""
+    machine = window.machine
+    too_short = f"measured for {window.seconds:.1f} s; the energy counter needs at least "
+    too_short += f"{MIN_WINDOW_S:.0f} s (" + Argument("energy") + ")"
+    has_counter = "gpu_energy_mj" in machine.columns
+    rows = machine.drop_nulls("gpu_energy_mj") if has_counter else machine.clear()
+    if rows.is_empty():
+        return "no energy counter: it requires an NVIDIA GPU, Volta or newer"
+    if len(rows) < FEWEST_READINGS or window.images < 1:
+        return too_short
+    times_s = rows["time_ns"].to_numpy() / 1e9
+    watched_s = float(times_s[-1] - times_s[0])
+    if watched_s < 0.8 * MIN_WINDOW_S:
+        return too_short
+    joules = rows["gpu_energy_mj"].to_numpy() / 1e3
+    value = float(joules[-1] - joules[0]) / watched_s
+    cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
+    parts = window.estimate_mean(np.diff(joules[cuts]) / np.diff(times_s[cuts]))
+    note = f"NVML energy counter over {watched_s:.1f} s"
+    if parts.interval is None or value <= 0:
+        return Estimate(value, note=note)
+    return Estimate(value, *parts.interval, note)
+
+
 class Energy(Metric):
     """Energy per image or sample: mean power over the measured window times the time per image.
 
@@ -148,29 +174,15 @@ class Energy(Metric):
     needs_gpu = True
 
     def compute(self, window: Window) -> Estimate | str:
-        seconds, machine = window.seconds, window.machine
-        too_short = f"measured for {seconds:.1f} s; the energy counter needs at least "
-        too_short += f"{MIN_WINDOW_S:.0f} s (" + Argument("energy") + ")"
-        has_counter = "gpu_energy_mj" in machine.columns
-        rows = machine.drop_nulls("gpu_energy_mj") if has_counter else machine.clear()
-        if rows.is_empty():
-            return "no energy counter: it requires an NVIDIA GPU, Volta or newer"
-        if len(rows) < FEWEST_READINGS or window.images < 1:
-            return too_short
-        times_s = rows["time_ns"].to_numpy() / 1e9
-        watched_s = float(times_s[-1] - times_s[0])
-        if watched_s < 0.8 * MIN_WINDOW_S:
-            return too_short
-        joules = rows["gpu_energy_mj"].to_numpy() / 1e3
-        power_w = float(joules[-1] - joules[0]) / watched_s
-        cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
-        parts_w = window.estimate_mean(np.diff(joules[cuts]) / np.diff(times_s[cuts]))
-        value = power_w * seconds / window.images
-        note = f"NVML energy counter over {watched_s:.1f} s, {power_w:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
-        if parts_w.interval is None or power_w <= 0:
+        power = measure_power(window)
+        if isinstance(power, str):
+            return power
+        value = power.value * window.seconds / window.images
+        note = f"{power.note}, {power.value:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
+        if power.interval is None:
             return Estimate(value, note=f"{note}; no interval: its parts do not show their scatter")
-        low_w, high_w = parts_w.interval
-        spread = (high_w - low_w) / 2 / power_w
+        low_w, high_w = power.interval
+        spread = (high_w - low_w) / 2 / power.value
         low, high = self.allow_for_sensor(value * max(0.0, 1 - spread), value * (1 + spread))
         return Estimate(value, low, high, note)
 
@@ -186,6 +198,69 @@ class Energy(Metric):
 
 
 ENERGY = Energy()
+
+
+class Power(Metric):
+    """Mean power of the GPU during a measurement, from the energy counter: what a rack, a cap, and a cooler must bear.
+
+    A process's interval is left to the processes; the sensor's tolerance is that of ENERGY, which is the same reading.
+    """
+
+    name = "power"
+    column = "power_w"
+    mark = "≈ "
+    title = "power"
+    dimension = Dimension.POWER
+    sensor_share = SENSOR_SHARE
+    is_optional = True
+    remedy = "measure it on a GPU"
+    least_seconds = ENERGY_SECONDS
+    needs_gpu = True
+
+    def compute(self, window: Window) -> Estimate | str:
+        return measure_power(window)
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        found = row.figures.get(self.name)
+        return None if found is None else found.estimate
+
+
+class LoadTime(Metric):
+    """From the start of loading a build to its first answer, in a fresh process that has imported the runtime.
+
+    The first answer is at the smallest batch size of the profile, whatever is measured after it; checking the file's hash and
+    importing libraries do not count. The worker alone sees it, once in each process, as it does the peak of its memory.
+    """
+
+    name = "load_time"
+    column = "load_time_ns"
+    title = "load time"
+    dimension = Dimension.TIME
+    in_history = False
+    is_optional = True
+    is_witnessed = True
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        found = row.figures.get(self.name)
+        return None if found is None else found.estimate
+
+
+class BuildTime(Metric):
+    """Time of a build, as its manifest states it. One build, on whatever ran beside it, shows no scatter, and no raw file shows how
+    it came about: it is shown, and decides nothing.
+    """
+
+    name = "build_time"
+    column = "build_time_ns"
+    title = "build time"
+    dimension = Dimension.TIME
+    in_history = False
+    is_optional = True
+    is_witnessed = True
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        note = "stated by the build's manifest; one build, without an interval"
+        return None if row.build_s is None else Estimate(row.build_s * 1e9, note=note)
 
 
 class Efficiency(Metric):
@@ -261,6 +336,7 @@ P50, P99 = (Percentile(name, in_history=True) for name in ("p50", "p99"))
 P90, P999 = Percentile("p90"), Percentile("p99.9")
 THROUGHPUT, TOKENS, EFFICIENCY = Throughput(), Tokens(), Efficiency()
 CV, MEMORY, MEAN_LATENCY = Variation(), PeakMemory(), MeanLatency()
+POWER, LOAD_TIME, BUILD_TIME = Power(), LoadTime(), BuildTime()
 
 SHOWN: tuple[Metric, ...] = (
     P50,
@@ -275,10 +351,14 @@ SHOWN: tuple[Metric, ...] = (
     MEMORY,
 )
 """The figures of a group of processes, in the order of its record."""
+RECORDED: tuple[Metric, ...] = (POWER, LOAD_TIME)
+"""Figures of a process that lie in `Measurement.figures`, as those of plug-ins do; records of earlier versions lack them."""
 OTHERS: tuple[Metric, ...] = (
     *(Percentile(f"{MEAN}{name}") for name in ("p90", "p95", "p99")),
     MEAN_LATENCY,
     EFFICIENCY,
+    *RECORDED,
+    BUILD_TIME,
 )
 """Figures that only a limit or an option asks for."""
 

@@ -10,9 +10,9 @@ from math import isfinite
 from typing import Any
 
 from optpipe.core.errors import BadInputError, first_line
-from optpipe.core.measurement import PluginFigure
+from optpipe.core.measurement import ProcessFigure
 from optpipe.core.metrics.contract import Metric, Window
-from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
+from optpipe.core.metrics.measured import OTHERS, RECORDED, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
 from optpipe.core.metrics.sections import SECTIONS
 from optpipe.core.percentile_names import percent_from_name
@@ -75,19 +75,59 @@ def find_metric(name: str) -> Metric:
     return Percentile(name) if percent_from_name(name) else RecordedMetric(name)
 
 
-def compute_plugin_figures(window: Window) -> dict[str, PluginFigure]:
-    """The figures of all plug-ins. One that raises, or gives no number, withholds its figure with the reason."""
-    return {name: _compute_figure(metric, window) for name, metric in PLUGINS.items()}
+OWN = "optpipe"
+"""The distribution of figures that optpipe itself computes, in every version."""
+_RECORDED: Mapping[str, Metric] = {one.name: one for one in RECORDED}
 
 
-def is_plugin_figure(name: str, figure: PluginFigure) -> bool:
+def compute_recorded_figures(
+    window: Window, known: Mapping[str, ProcessFigure]
+) -> dict[str, ProcessFigure]:
+    """The figures without a field of their own: of `known` those that only the worker saw, and all that follow from the raw data.
+
+    A plug-in that raises, or gives no number, withholds its figure with the reason.
+    """
+    figures = {}
+    for name, metric in {**_RECORDED, **PLUGINS}.items():
+        if not metric.is_witnessed:
+            figures[name] = _compute_figure(metric, window)
+        elif name in known:
+            figures[name] = known[name]
+    return figures
+
+
+def figure_from_witness(metric: Metric, value: float | None, why_not: str | None) -> ProcessFigure:
+    """The figure of one process that only its worker saw."""
+    return ProcessFigure(value, metric.dimension, OWN, why_not)
+
+
+def recompute_figures(
+    stored: Mapping[str, ProcessFigure], again: Mapping[str, ProcessFigure]
+) -> dict[str, ProcessFigure]:
+    """The `stored` figures that a record can have, as they follow from its raw data; earlier versions stored fewer.
+
+    A plug-in's figure can be computed `again` only where the same version of it is installed.
+    """
+    return {
+        name: found
+        if (found := again.get(name)) and found.distribution == kept.distribution
+        else kept
+        for name, kept in stored.items()
+        if _is_possible(name, kept)
+    }
+
+
+def _is_possible(name: str, figure: ProcessFigure) -> bool:
     """Whether a record can have it: no other figure has its name, and it is a number of at least 0."""
+    if figure.value is not None and not (isfinite(figure.value) and figure.value >= 0):
+        return False
+    if name in _RECORDED:
+        return figure.unit is _RECORDED[name].dimension and figure.distribution == OWN
     taken = (name in METRICS and name not in PLUGINS) or percent_from_name(name) > 0
-    sound = figure.value is None or (isfinite(figure.value) and figure.value >= 0)
-    return sound and not taken and _NAME.fullmatch(name) is not None
+    return not taken and _NAME.fullmatch(name) is not None
 
 
-def _compute_figure(metric: Metric, window: Window) -> PluginFigure:
+def _compute_figure(metric: Metric, window: Window) -> ProcessFigure:
     value, why_not = None, None
     try:
         found = metric.compute(window)
@@ -102,9 +142,9 @@ def _compute_figure(metric: Metric, window: Window) -> PluginFigure:
         elif not isfinite(value) or value < 0:
             value, why_not = None, f"{metric.name} gave {value!r}, not a number of at least 0"
     number = None if value is None else float(value)
-    return PluginFigure(
-        number, metric.dimension, name_distribution("optpipe.metrics", metric.name), why_not
-    )
+    ours = metric.name in _RECORDED
+    distribution = OWN if ours else name_distribution("optpipe.metrics", metric.name)
+    return ProcessFigure(number, metric.dimension, distribution, why_not)
 
 
 def name_distribution(group: Group, name: str) -> str:

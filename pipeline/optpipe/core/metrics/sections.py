@@ -9,8 +9,10 @@ from optpipe.core.metrics.measured import (
     CV,
     EFFICIENCY,
     ENERGY,
+    LOAD_TIME,
     MEMORY,
     OTHERS,
+    POWER,
     SHOWN,
     THROUGHPUT,
     Percentile,
@@ -155,6 +157,16 @@ PER_WATT = _limit_measured(
     "Images or samples per second and watt, the reciprocal of the energy of one; approximate, from the driver's counter.",
     {"minimum": EFFICIENCY},
 )
+POWER_DRAW = _limit_measured(
+    POWER.name,
+    "Mean power of the GPU while it answers; approximate, from the driver's counter.",
+    {"maximum": POWER},
+)
+LOADING = _limit_measured(
+    LOAD_TIME.name,
+    "From the start of loading the build to its first answer, in fresh processes.",
+    {"maximum": LOAD_TIME},
+)
 STABILITY = _limit_measured(
     "stability",
     "Stability of the runtime: coefficient of variation of the latency.",
@@ -239,6 +251,8 @@ JUDGED = (
     PEAK_MEMORY,
     ENERGY_PER_SAMPLE,
     PER_WATT,
+    POWER_DRAW,
+    LOADING,
     STABILITY,
     SPEEDUP,
     ACCURACY,

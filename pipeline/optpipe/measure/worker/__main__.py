@@ -26,6 +26,7 @@ from optpipe.measure.worker.checks import (
     pool_from_files,
     probe_cache,
 )
+from optpipe.measure.worker.loading import LoadClock, draw_smallest_batch
 from optpipe.measure.worker.loops import CpuLane, CudaLane, Lane, PointRun, run_load
 from optpipe.measure.worker.plan import (
     Point,
@@ -88,7 +89,23 @@ class Worker:
             self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
         self._last: tuple[tuple[object, ...], _Prepared] | None = None
         """The load of the previous point and the inputs prepared for it."""
-        self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
+        first, *others = self.streams
+        clock = LoadClock()
+        with clock.run():
+            session = stack.enter_context(self._load_session(first))
+        self.load_ns, self.load_why_not = self._answer_first(session, clock)
+        more = [stack.enter_context(self._load_session(stream)) for stream in others]
+        self.sessions = [session, *more]
+
+    def _answer_first(self, session: Any, clock: LoadClock) -> tuple[int | None, str | None]:
+        """The time to the first answer of a loaded session, or why it gave none; the point that is measured then fails too."""
+        inputs = draw_smallest_batch(pool_from_files(self.plan.inputs), self.plan)
+        try:
+            with clock.run():
+                session.run(inputs)
+        except Exception as error:  # noqa: BLE001, a runtime may raise anything
+            return None, f"the first call failed: {first_line(error)}"
+        return clock.elapsed_ns, None
 
     def _load_session(self, stream: Any) -> Any:
         with (
@@ -151,6 +168,8 @@ class Worker:
                 plan.input_axes,
                 plan.selection,
             ),
+            load_ns=self.load_ns,
+            load_why_not=self.load_why_not,
         )
 
     def _prepare(self, asked: LoadSpec) -> _Prepared:

@@ -49,6 +49,8 @@ class SessionPlan:
     """Input name → .npy file of a pool of inputs (inputs, ...)."""
     reference: Mapping[str, str] = field(default_factory=dict)
     """Output name → .npy file of the expected output of each input in the pool; empty without a reference."""
+    smallest: int = 1
+    """The smallest batch size of the profile."""
     input_axes: Mapping[str, int | None] = field(default_factory=dict)
     """Input name → batch axis, None for one value per call; default 0."""
     output_axes: Mapping[str, int | None] = field(default_factory=dict)
@@ -89,6 +91,9 @@ class PointReport:
     rotated_bytes: int
     output_check: OutputCheck
     cache_probe: CacheProbe
+    load_ns: int | None = None
+    """From the start of loading the session to its first answer; None if it gave none."""
+    load_why_not: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

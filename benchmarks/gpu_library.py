@@ -1,16 +1,18 @@
 """What a call of a build costs on a GPU against its bare session, and the lines of the library there.
 
-usage: PYTHONPATH=pipeline python3 benchmarks/gpu_library.py FOLDER [--parts calls,steps,lines,notebook,compiled] [--network resnet50]
+usage: PYTHONPATH=pipeline python3 benchmarks/gpu_library.py FOLDER [--parts calls,steps,figures,lines,notebook,compiled] [--network NAME]
        … FOLDER --device cpu   (anywhere: a dry run in about two minutes)
 
 The parts run in the order in which they are named, each prints its table when it is done, and FOLDER/library.json holds what is
 known so far; so the first part, which takes less than a minute, stays if a later one is killed.
 
-calls      times `build(tensor)` of a small network in turns with what it wraps: ONNX Runtime with a binding of fixed buffers and
-           without synchronization, and torch's program. "alone" waits for the GPU after each call, "queued" after many. Counts the
-           runtime's copies and waits in each call by torch's profiler.
+calls      times `build(tensor)` and `build.bind(tensor)` of a small network in turns with what they wrap: ONNX Runtime with a binding
+           of fixed buffers and without synchronization, and torch's program. "alone" waits for the GPU after each call, "queued"
+           after many. Counts the runtime's copies and waits in each call by torch's profiler.
 steps      times what a call of the small network consists of, each alone: the checks, the outputs' memory, a binding, the launch, and
            the events that order a stream of torch's own with the session's. None of these waits for the GPU.
+figures    measures the load time and, on a GPU, the power and energy of the small network's builds in four processes, limits them by a
+           policy, and verifies the dossier with both verifiers.
 lines      runs LINES in this process.
 notebook   runs LINES in a Jupyter kernel, where nbclient and ipykernel are installed; writes lines.ipynb and kernel.log.
 compiled   as calls, of the package of AOTInductor, whose build takes longer.
@@ -128,7 +130,8 @@ assert torch.equal(loaded(images), y)
 )
 
 
-PARTS = ("calls", "steps", "lines", "notebook", "compiled")
+HEAD = ("network", "backend", "precision", "batch", "side")
+PARTS = ("calls", "steps", "figures", "lines", "notebook", "compiled")
 
 
 def main() -> int:
@@ -162,6 +165,8 @@ def main() -> int:
             document[part] = run_notebook({**values, "DOSSIER": dossier}, folder)
         elif part == "steps":
             document[part] = list_steps(folder, given)
+        elif part == "figures":
+            document[part] = list_figures(folder, given)
         else:
             document[part] = list_calls(part, folder, given)
         document["seconds"][part] = time.perf_counter() - started
@@ -322,31 +327,41 @@ def compare_with_session(build: Any, images: Any, given: Any) -> list[dict[str, 
     on_gpu = given.device == "cuda"
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
     build(images)
-    bare = bind_session(build, images)
-    sides: tuple[Callable[[], Any], Callable[[], Any]] = (lambda: build(images), bare)
-    rows = []
-    counts = [count_waits_and_copies(side) for side in sides] if on_gpu else [None, None]
+    bound = build.bind(images)
+    ways_of_calling: dict[str, Callable[[], Any]] = {
+        "call": lambda: build(images),
+        "bound call": bound,
+        "session": bind_session(build, images),
+    }
+    counts: dict[str, Any] = dict.fromkeys(ways_of_calling)
     if on_gpu:
+        counts = {name: count_waits_and_copies(side) for name, side in ways_of_calling.items()}
         torch.cuda.set_sync_debug_mode("error")
         try:
             build(images)
+            bound()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+    rows = []
     for way in ("alone", "queued") if on_gpu else ("alone",):
+        sides = tuple(ways_of_calling.values())
         times = time_in_turns(sides, wait, given.rounds, each_waits=way == "alone")
-        ratios = [math.log(call / session) for call, session in zip(*times, strict=True)]
-        middle, half = summarize(ratios)
-        rows.append(
-            {
-                "way": way,
-                "call_us": 1e6 * sorted(times[0])[len(ratios) // 2],
-                "session_us": 1e6 * sorted(times[1])[len(ratios) // 2],
-                "ratio": [math.exp(each) for each in (middle, middle - half, middle + half)],
-                "calls_of_runtime": counts[0],
-                "calls_of_runtime_bare": counts[1],
-                "rounds_s": times,
-            }
-        )
+        *ours, session = times
+        for name, own in zip(ways_of_calling, ours, strict=False):
+            ratios = [math.log(call / least) for call, least in zip(own, session, strict=True)]
+            middle, half = summarize(ratios)
+            rows.append(
+                {
+                    "side": name,
+                    "way": way,
+                    "call_us": 1e6 * sorted(own)[len(ratios) // 2],
+                    "session_us": 1e6 * sorted(session)[len(ratios) // 2],
+                    "ratio": [math.exp(each) for each in (middle, middle - half, middle + half)],
+                    "calls_of_runtime": counts[name],
+                    "calls_of_runtime_bare": counts["session"],
+                    "rounds_s": [own, session],
+                }
+            )
     return rows
 
 
@@ -377,6 +392,7 @@ def list_steps(folder: Path, given: Any) -> list[dict[str, Any]]:
         "a new binding": lambda: session.bind_in_place({name: x}, outputs),
         "bare launch": bare.launch,
         "the session's run_on": lambda: session.run_on({name: x}),
+        "bound call": build.bind(x),
         "call": lambda: build(x),
     }
     rows = [{"step": step, "us": time_step(run, given)} for step, run in steps.items()]
@@ -384,6 +400,47 @@ def list_steps(folder: Path, given: Any) -> list[dict[str, Any]]:
         with torch.cuda.stream(torch.cuda.Stream()):
             row = {"step": "call on a stream of torch's own", "us": time_step(steps["call"], given)}
         rows.append(row)
+    return rows
+
+
+def list_figures(folder: Path, given: Any) -> list[dict[str, Any]]:
+    """A row for each build with the figures over its processes, and one for each criterion, with what both verifiers say."""
+    import subprocess
+
+    import torch
+
+    import optpipe
+
+    on_gpu = given.device == "cuda"
+    workspace = optpipe.Workspace(folder / "figures")
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 32, 32)
+    model = optpipe.Model(
+        make_small(), images, batch=(1, 8, 64), name="small", trained=True, workspace=workspace
+    )
+    builds = model.build("fp32", backend=["onnxruntime", "torch"], device=given.device)
+    options = {"energy": True} if on_gpu else {"max_time": 1.0, "min_time": 0.1, "max_cv": "900%"}
+    bench = builds.bench(batch=1, processes=4, keep_going=True, **options)
+    wanted = ("build", "verdict", "processes", "load_time_ns", "power_w", "energy_j", "reasons")
+    frame = bench.frame()
+    shown = [each for each in frame.columns if each.removesuffix("_low") in wanted]
+    rows: list[dict[str, Any]] = frame.select(shown).to_dicts()
+    limits: dict[str, Any] = {"load_time": {"maximum": "10 s", "batch_size": 1}}
+    if on_gpu:
+        limits["power"] = {"maximum": "1 kW", "batch_size": 1}
+    verdict = builds.built[0].signoff(
+        optpipe.Policy(**limits), measure=False, output=folder / choose_unused(folder, "figures-of")
+    )
+    rows += [
+        {"criterion": each.name, "verdict": str(each.verdict), "reason": each.reason}
+        for each in verdict.criteria
+    ]
+    verifier = Path(__file__).resolve().parents[1] / "verifier" / "verify_dossier.py"
+    done = subprocess.run(
+        [sys.executable, str(verifier), str(verdict.dossier.path)], capture_output=True, text=True
+    )
+    again = verdict.dossier.verify().outcome
+    rows.append({"optpipe verify": again, "verifier": done.returncode, "said": done.stdout[-600:]})
     return rows
 
 
@@ -440,7 +497,7 @@ def time_in_turns(
     order, times = random.Random(0), [[] for _ in sides]
     for side in sides:
         run(side, 20)
-    count = max(10, int(TIMED_S / run(sides[1], 20)))
+    count = max(10, int(TIMED_S / run(sides[-1], 20)))
     begun = time.perf_counter()
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and time.perf_counter() - begun > MOST_S:
@@ -491,6 +548,8 @@ def save(folder: Path, document: dict[str, Any]) -> None:
 def render(part: str, found: Any) -> str:
     if part == "notebook":
         return str(found)
+    if part == "figures":
+        return "\n".join(json.dumps(each, default=str) for each in found)
     if part == "steps":
         return "\n".join(f"{each['step']}: {each['us']:.1f} µs" for each in found)
     return render_lines(found) if part == "lines" else render_calls(found)
@@ -511,7 +570,7 @@ def render_calls(found: list[dict[str, Any]]) -> str:
 
     rows = []
     for each in found:
-        head = [str(each.get(name, "")) for name in ("network", "backend", "precision", "batch")]
+        head = [str(each.get(name, "")) for name in HEAD]
         if each.get("error"):
             rows.append([*head, "", "", "", each["error"].splitlines()[0][:80], ""])
             continue
@@ -532,10 +591,10 @@ def render_calls(found: list[dict[str, Any]]) -> str:
             ]
         )
     titles = (
-        *("network", "backend", "precision", "batch", "way", "call µs", "session µs"),
+        *(*HEAD, "way", "call µs", "session µs"),
         *(f"ratio, ≤ {GOAL}", "waits and copies in a call"),
     )
-    return "\n".join(render_table_lines(titles, rows, right=range(5, 7)))
+    return "\n".join(render_table_lines(titles, rows, right=range(6, 8)))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,39 @@ def test_a_call_waits_for_nothing(build, stream) -> None:
     torch.cuda.synchronize()
 
 
+def test_a_bound_call_is_in_order_and_waits_for_nothing(build, reference, stream) -> None:
+    x = torch.zeros(ROWS, WIDTH, device="cuda")
+    bound = build.bind(x)
+    bound()
+    values = torch.randn(ROWS, WIDTH, device="cuda")
+    expected = reference(values) + 1
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLOW)
+        x.copy_(values)
+        after = bound() + 1
+        x.fill_(float("nan"))  # after the call has read it
+        done.record()
+    assert not done.query()
+    torch.cuda.synchronize()
+    require_near(after, expected)
+
+
+def test_a_bound_call_keeps_its_memory_while_others_run(build, reference) -> None:
+    x, other = (torch.randn(ROWS, WIDTH, device="cuda") for _ in range(2))
+    expected = reference(x)
+    bound = build.bind(x)
+    y = bound()
+    for _ in range(20):
+        build(other).fill_(float("nan"))
+    torch.cuda.synchronize()
+    require_near(y, expected)
+    build.close()
+    with pytest.raises(optpipe.BadInputError, match="closed"):
+        bound()
+
+
 def test_another_session_takes_the_stream_of_one_that_was_closed(build) -> None:
     x = torch.randn(2, WIDTH, device="cuda")
     before = build(x)

@@ -17,6 +17,7 @@ from optpipe.core.precision import PrecisionProof
 
 if TYPE_CHECKING:
     from optpipe.api.bench import Bench, BenchOptions, Times
+    from optpipe.api.bound_call import BoundCall
     from optpipe.api.builds import Builds
     from optpipe.api.evaluation import Evaluation
     from optpipe.api.metric import Metric
@@ -174,6 +175,36 @@ class Build:
             error.word_for_python()
             raise
         return pack_outputs(outputs, self._stored.card.outputs, as_tensors=device is not None)
+
+    def bind(self, *inputs: Any, **named: Any) -> "BoundCall":
+        """A call of these tensors, which is checked once: for a loop in which a call of microseconds must cost no more than its session.
+
+        Write the next inputs into the tensors in place, and read the outputs before the next call, which may overwrite them.
+
+        Raises as a call does, and BadInputError for arrays, and for tensors that are not contiguous.
+
+        >>> import torch, optpipe as op
+        >>> model = op.Model(torch.nn.Linear(8, 4), example=torch.randn(2, 8), workspace="work")
+        >>> build = model.build("fp32", backend="onnxruntime", device="cpu")["fp32"]
+        >>> x = torch.zeros(1, 8)
+        >>> step = build.bind(x)
+        >>> zeros = step().clone()
+        >>> torch.equal(step(), zeros), torch.equal(build(x.fill_(1.0)), step())
+        (True, True)
+        """
+        with speak_of_arguments():
+            given, device = self._contract.read(inputs, named)
+            if device is None:
+                raise BadInputError(
+                    "bind takes tensors, whose memory a session can use again\ngive tensors, or call the build with arrays"
+                )
+            for name, value in given.items():
+                if not value.is_contiguous():
+                    raise BadInputError(f"input '{name}' is not contiguous\ngive .contiguous()")
+            from optpipe.api.bound_call import BoundCall
+
+            with self._lock:
+                return BoundCall(self, given, device)
 
     def _require_device(self, device: Any) -> None:
         """Raises BadInputError if the session, which is loaded, does not take tensors on that GPU."""

@@ -166,6 +166,15 @@ class RunsOnDevice(Protocol):
         """
 
 
+@runtime_checkable
+class PreparesCalls(Protocol):
+    """A session that calls the same tensors again and again at the cost of its runtime alone; a backend need not have it."""
+
+    def prepare(self, inputs: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+        """A call of these tensors, which are read where they lie, as `run_on` does; each call may overwrite the outputs of the one
+        before. The inputs are contiguous, on the session's device, and live as long as the call."""
+
+
 OWN_SESSION = "Triton has no backend for this runtime: it is served by the Python backend, which needs optpipe on the server"
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -252,15 +252,31 @@ class OnnxRuntimeSession:
 
         A session that was loaded on torch's default stream has a stream that only ONNX Runtime knows, and waits.
         """
+        try:
+            return self._get_calls().run(inputs)
+        except Exception:
+            with translate_runtime_errors():
+                raise
+
+    def prepare(self, inputs: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+        """As `run_on`, with one binding for all calls."""
+        call = self._get_calls().prepare(inputs)
+
+        def translated() -> dict[str, Any]:
+            try:
+                return call()
+            except Exception:
+                with translate_runtime_errors():
+                    raise
+
+        return translated
+
+    def _get_calls(self) -> TensorCalls:
         if self._calls is None:
             self._calls = TensorCalls(
                 self._session, self.inputs, self.outputs, self._stream, cuda_graph=self._cuda_graph
             )
-        try:
-            return self._calls.run(inputs)
-        except Exception:
-            with translate_runtime_errors():
-                raise
+        return self._calls
 
     def find_placement(self, layers: Iterable[LayerType]) -> Placement:
         return placement_from_session(self._session, PROVIDERS[self.device], layers)

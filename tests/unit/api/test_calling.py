@@ -180,3 +180,27 @@ def test_each_run_names_its_graph_so_that_no_launch_raises_inside() -> None:
     for waits in (True, False):
         options = make_run_options(NO_GRAPH, waits=waits)
         assert options.get_run_config_entry("gpu_graph_id") == "-1"
+
+
+def test_a_prepared_call_reads_its_inputs_where_they_lie_and_keeps_its_outputs(session) -> None:
+    value = torch.ones(2, 3)
+    call = session.prepare({"x": value})
+    first = call()
+    assert torch.equal(first["y"], torch.full((2, 3), 2.0))
+    value.fill_(3.0)
+    other = session.run_on({"x": torch.zeros(4, 3)})  # a call between does not take its memory
+    again = call()
+    assert torch.equal(again["z"], torch.full((2, 3), -3.0))
+    assert first["y"].data_ptr() == again["y"].data_ptr()
+    assert torch.equal(other["y"], torch.zeros(4, 3))
+
+
+def test_a_prepared_program_gives_ordinary_tensors() -> None:
+    tensor = TensorSpec("x", "float32", ("batch", 3))
+    info = _record_build(tensor, TensorSpec("y", "float32", ("batch", 3)))
+    value = torch.ones(4, 3)
+    with TorchSession(lambda x: x * 2, info, {}) as opened:
+        call = opened.prepare({"x": value})
+        assert torch.equal(call()["y"], torch.full((4, 3), 2.0))
+        value.zero_()
+        assert not call()["y"].any()

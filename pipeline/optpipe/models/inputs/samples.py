@@ -124,7 +124,7 @@ def choose_samples(
     if tokenizes:
         shipped = make_shipped_set(paired=takes_types(card))
         return Samples("texts", "sentences that optpipe ships", shipped, shipped.sha256)
-    seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
+    seed = {"synthetic": 1, "inputs": [each.to_dict() for each in card.inputs]}
     return Samples("synthetic", NOISE, None, hash_value(seed))
 
 
@@ -258,6 +258,9 @@ def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) 
     return files
 
 
+BRIGHTNESS = 0.5
+"""Standard deviation of the mean of a synthetic image, as a share of that of all values. A model that looks at the mean of an image sees
+nothing in images of mean zero, and one that subtracts it subtracts rounding errors."""
 SMALLEST_VOCABULARY = 1000
 """No vocabulary is smaller."""
 
@@ -271,7 +274,8 @@ def make_synthetic_tensor(
 ) -> NDArray[np.generic]:
     """A tensor like a model's real input, different in every row of the batch.
 
-    Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers: uniform
+    Four axes with 1 or 3 channels: images with the spectrum of photographs, each of its own brightness, of zero mean and unit variance
+    over many images. Integers: uniform
     below `below` and SMALLEST_VOCABULARY, like token identifiers. Booleans: either. Everything else: standard normal.
     With a `value`, that everywhere.
     """
@@ -290,7 +294,8 @@ def make_synthetic_tensor(
         values = (
             np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
         )
-        return values.astype(kind)
+        brightness = BRIGHTNESS * random.standard_normal((shape[0], 1, 1, 1))
+        return (math.sqrt(1 - BRIGHTNESS**2) * values + brightness).astype(kind)
     return random.standard_normal(tuple(shape)).astype(kind)
 
 

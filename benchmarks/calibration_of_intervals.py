@@ -1963,6 +1963,208 @@ def inputs(generator, scale) -> Iterator[Row]:
             yield from judge_on_limits(limits, draw, 5, round(100 * scale), what)
 
 
+def other_shapes(generator, scale) -> Iterator[Row]:
+    """Latencies of shapes that no rule was made for: p50 or p99 of a build on its limit."""
+    order = np.arange(700)
+
+    def scatter(count=700):
+        return np.exp(0.003 * generator.standard_normal() + 0.01 * generator.standard_normal(count))
+
+    def draw_tail(correlation):
+        noise = autoregressive(generator, correlation, 700)
+        return np.exp(0.01 * noise) * (1 + 0.2 * np.maximum(noise - 2, 0) ** 2)
+
+    def draw_periodic(period, length, slower):
+        late = (order + generator.integers(period)) % period < length
+        return scatter() * (1 + slower * late)
+
+    def draw_ticks(level, between):
+        exact = np.exp(
+            between * generator.standard_normal() + 0.02 * generator.standard_normal(700)
+        )
+        return np.round(level * exact) / level
+
+    def draw_mixture(cost, slow):
+        level = 1 + 0.05 * (generator.random() < slow)
+        return scatter() * level * np.where(order % 8 == 7, cost, 1.0)
+
+    def draw_wave(height, period):
+        phase = generator.random() * 2 * np.pi
+        return scatter() * np.exp(height * np.sin(2 * np.pi * order / (700 * period) + phase))
+
+    shapes: list[tuple[str, Callable[..., np.ndarray], tuple[float, ...]]] = [
+        *(("a tail with correlation {:g}", draw_tail, (each,)) for each in (0.5, 0.9, 0.99)),
+        ("every {:g} requests {:g} stall, {:.0%} slower", draw_periodic, (500, 10, 0.1)),
+        ("every {:g} requests {:g} stall, {:.0%} slower", draw_periodic, (1000, 20, 0.4)),
+        ("every {:g} requests {:g} stall, {:.0%} slower", draw_periodic, (2000, 40, 0.15)),
+        ("a clock with {:g} ticks for a request, processes scatter {:.1%}", draw_ticks, (20.4, 0.005)),
+        ("a clock with {:g} ticks for a request, processes scatter {:.1%}", draw_ticks, (5.5, 0.02)),
+        ("one input of 8 costs {:g}, {:.0%} of processes 5% slower", draw_mixture, (1.06, 0.3)),
+        ("one input of 8 costs {:g}, {:.0%} of processes 5% slower", draw_mixture, (1.3, 0.1)),
+        ("a wave of {:.0%} that lasts {:g} times a process", draw_wave, (0.05, 0.7)),
+        ("a wave of {:.0%} that lasts {:g} times a process", draw_wave, (0.02, 1.5)),
+    ]  # fmt: skip
+    for words, draw, given in shapes:
+        many = np.sort([draw(*given) for _ in range(3000)], axis=1)
+        limits = {50: float(many[:, 349].mean()), 99: float(np.quantile(many, 0.99))}
+        which = order % 8 if draw is draw_mixture else None
+        for tries in (3, 5, 10):
+            ends: dict[int, list[str]] = {50: [], 99: []}
+            for _ in range(round(100 * scale)):
+                drawn = [
+                    worked(10e6 * draw(*given), inputs=which, process=at) for at in range(tries)
+                ]
+                for percent, level in limits.items():
+                    limit = latency_limit(percent, 10e6 * level)
+                    ends[percent].append(judged_tries(limit, tuple(drawn))[0])
+            for percent, verdicts in ends.items():
+                what = f"p{percent} on its limit, {words.format(*given)}, {tries} processes"
+                yield from wrong_verdicts(verdicts, what)
+
+    for name, slope in (("cools", 1.0), ("heats", -1.0)):
+        shape = 1 + slope * 0.05 * (np.exp(-order / 150) - (slope < 0))
+        limit = latency_limit(50, 10e6 * (1.05 if slope < 0 else 1.0))
+        verdicts = [
+            judged_tries(
+                limit, tuple(worked(10e6 * shape * scatter(), process=at) for at in range(5))
+            )[0]
+            for _ in range(round(100 * scale))
+        ]
+        what = f"p50 with its limit at the last level, each process {name} by 5% in 150 requests and more"
+        yield from wrong_verdicts(verdicts, what)
+
+    limit = latency_limit(50, 10e6)
+    build = JudgedBuild("m", "a", "simulated", "fp32")
+    for between in (0.005, 0.013, 0.03):
+        verdicts = []
+        for _ in range(round(200 * scale)):
+            runs: list[RecordedMeasurement] = []
+            for look in range(1, 31):
+                one = planted(10 * np.exp(between * generator.standard_normal()))
+                runs.append(RecordedMeasurement(one, f"r{look}"))
+                spent = {"bench": Look(look)}
+                seen = observe(limit, BuildEvidence(build, tuple(runs), looks=spent))
+                verdict = judge_criteria([(limit, seen)], 0.95, spent)[0].verdict
+                if verdict != "INCONCLUSIVE":
+                    break
+            verdicts.append(verdict)
+        what = f"looks after every process, up to 30, which scatter {between:.1%}"
+        yield from wrong_verdicts(verdicts, what)
+
+    loss = Criterion("regression", "p50", Sense.AT_MOST, 0.03, Dimension.SHARE)
+
+    def draw_side(count, slow, artifact, level):
+        late = generator.random(count) < slow
+        figures = 10 * level * np.exp(0.02 * generator.standard_normal(count)) * (1 + 0.05 * late)
+        subject = replace(SUBJECT, artifact=artifact)
+        return ProcessGroup(
+            tuple(
+                RecordedMeasurement(replace(planted(each), subject=subject, process=at), "r")
+                for at, each in enumerate(figures)
+            )
+        )
+
+    for mine, theirs in ((3, 20), (20, 3)):
+        for slow in (0.0, 0.2):
+            ends_of_loss = []
+            for _ in range(round(400 * scale)):
+                sides = draw_side(mine, slow, "a", 1.03), draw_side(theirs, slow, "b", 1.0)
+                ends_of_loss.append(judge_loss(loss, compare_groups(*sides, "p50", None)))
+            what = f"regression on its limit, {mine} processes against {theirs}, {slow:.0%} of them 5% slower"
+            yield from wrong_verdicts(ends_of_loss, what)
+
+
+def other_samples(generator, scale) -> Iterator[Row]:
+    """Samples of shapes that no rule was made for: a build that loses exactly as much as allowed."""
+
+    def draw_sizes(name, count):
+        if name == "Zipf":
+            return np.minimum(generator.zipf(1.7, count), 200)
+        if name == "one in 50 of 200, others 1 to 5":
+            return np.where(generator.random(count) < 0.02, 200, generator.integers(1, 6, count))
+        return np.ceil(np.exp(1 + 1.2 * generator.standard_normal(count))).astype(int)
+
+    def lose(sizes, more):
+        share = np.log1p(sizes) / np.log(201)
+        return {"alike": 0.05 + 0 * share, "large ones more": 0.1 * share}[more]
+
+    for name in ("Zipf", "one in 50 of 200, others 1 to 5", "lognormal"):
+        for more in ("alike", "large ones more"):
+            many = draw_sizes(name, 400_000)
+            truth = float((many * lose(many, more)).sum() / many.sum())
+            for count in (30, 100, 300):
+                found = []
+                for _ in range(round(400 * scale)):
+                    sizes = draw_sizes(name, count)
+                    members, rates = np.repeat(np.arange(count), sizes), lose(sizes, more)
+                    lost = (
+                        generator.random(len(members)) < generator.beta(rates, 1 - rates)[members]
+                    )
+                    parts, samples = lost.astype(float), len(members)
+                    groups = Groups(members)
+                    found.append(
+                        figure_from_samples(
+                            parts.mean(), parts, samples, (-1.0, 1.0), groups=groups
+                        )
+                    )
+                what = f"{count} groups of very unequal sizes ({name}), which lose {more}"
+                yield from on_limit(found, truth, what)
+
+    for sizes in (
+        (1, 2, 3, 4, 5),
+        (1, 2, 3, 4, 5) * 4,
+        (1,) * 5 + (50,) * 5,
+        (3,) * 5 + (200,) * 5,
+    ):
+        for loses in (0.05, 0.3):
+            found, classes, n = [], len(sizes), sum(sizes)
+            for _ in range(round(400 * scale)):
+                labels = generator.choice(classes, n, p=np.array(sizes) / n)
+                found.append(mean_of_classes(labels, generator.random(n) < loses, classes))
+            shown = f"{classes} classes of {min(sizes)} to {max(sizes)} samples"
+            yield from on_limit(found, loses, f"mean over {shown}, each loses {loses:.0%}")
+
+    for values, shares in (((-0.1, 0.1, 1.0), (0.3, 0.5, 0.2)), ((1.0, -0.02), (0.1, 0.9)), ((1.0, -1.0), (0.5, 0.5))):  # fmt: skip
+        for n in (30, 300, 1000):
+            for differ in (0.01, 0.2):
+                truth, found = differ * float(np.dot(values, shares)), []
+                for _ in range(round(1000 * scale)):
+                    apart = np.where(
+                        generator.random(n) < differ, generator.choice(values, n, p=shares), 0.0
+                    )
+                    found.append(figure_from_samples(apart.mean(), apart, n, (-1.0, 1.0)))
+                shown = ", ".join(f"{each:g}" for each in values)
+                what = f"{n} paired scores, all equal but {differ:.0%} that change by {shown}"
+                yield from on_limit(found, truth, what)
+
+    for n in (100, 1000, 3000):
+        for times in (10, 100):
+            truth, bounds = 40 - 10 * np.log10(1 + (times - 1) / n), []
+            for _ in range(round(400 * scale)):
+                errors = output_errors(generator, 0.3, n)
+                errors["difference_square"] *= np.where(generator.random(n) < 1 / n, times, 1)
+                bounds.append(compute_snr_interval(errors, compute_look_confidence(0.95, 1)))
+            what = f"SNR on its limit, one of {n} samples has {times} times the noise"
+            passed = [each is not None and each[0] >= truth for each in bounds]
+            failed = [each is not None and each[1] < truth for each in bounds]
+            yield share(passed, most=0.025, what=f"PASS: {what}", claimed="≤ 2.5 %")
+            yield share(failed, most=0.025, what=f"FAIL: {what}", claimed="≤ 2.5 %")
+
+    for first, step in ((30, 1), (100, 10), (300, 30)):
+        verdicts = []
+        for _ in range(round(600 * scale)):
+            drawn = generator.choice([1.0, -1.0, 0.0], 1200, p=[0.03, 0.01, 0.96])
+            for look in range(1, 31):
+                apart = drawn[: first + (look - 1) * step]
+                drop = figure_from_samples(apart.mean(), apart, len(apart), (-1.0, 1.0))
+                verdict = judge_drop(drop, 0.02, Look(look, sampled=True))
+                if verdict != "INCONCLUSIVE":
+                    break
+            verdicts.append(verdict)
+        what = f"evaluated after every {step} more samples, from {first} on, up to 30 times"
+        yield from wrong_verdicts(verdicts, what)
+
+
 # ---------------------------------------------------------------------- server
 
 
@@ -2282,6 +2484,8 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         slow_noise,
         repeated_changes,
         inputs,
+        other_shapes,
+        other_samples,
         assumptions,
         assumed_samples,
         server,

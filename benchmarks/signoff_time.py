@@ -1,9 +1,10 @@
 """How long a sign-off takes with five processes for a load and with one, in turns; nothing is measured before it.
 
-usage: python benchmarks/signoff_time.py [--rounds 5] [--batch 1] [--before PIPELINE] [--json FILE]
+usage: python benchmarks/signoff_time.py [--rounds 5] [--batch 1] [--before PIPELINE] [--json FILE] [--judge DOSSIER...]
 `digits` is built once; each sign-off starts from a copy of the store and judges one p50. Wall and processor seconds include all
 processes. With one process the verdict is INCONCLUSIVE, for its scatter is not known; the time is what counts here. PIPELINE is
 that folder of an earlier version (`git archive f6a645f^ pipeline models calibration`: the last with one process), measured too.
+`--judge` only judges dossiers, each in a fresh process: `largest_dossier.py` makes the largest.
 """
 
 import argparse
@@ -37,13 +38,31 @@ sys.exit(main())
 """
 
 
+JUDGE = """import os, sys, time
+from pathlib import Path
+from optpipe.core.files import Files
+from optpipe.signoff.dossier import read_dossier
+from optpipe.signoff.judge import judge_dossier
+folder = Path(sys.argv[1])
+wall, busy = time.perf_counter(), time.process_time()
+verdict = judge_dossier(read_dossier(Files(folder)))[0].verdict
+wall, busy = time.perf_counter() - wall, time.process_time() - busy
+print(f"{folder.name}: {verdict} in {busy:.2f} s of processor time, {wall:.1f} s, load average {os.getloadavg()[0]:.0f}")
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--judge", type=Path, nargs="+", default=[])
     given = parser.parse_args()
+    if given.judge:
+        for each in given.judge:
+            subprocess.run([sys.executable, "-c", JUDGE, str(each)], check=True)
+        return
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
         policy.write_text(POLICY.format("1 s", given.batch))

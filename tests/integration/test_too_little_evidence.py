@@ -76,3 +76,33 @@ def test_one_process_and_one_group_decide_nothing(measured, inside, tmp_path):
     table = inside("compare", "--model", "digits", "--slo", "p50=1s", "--json", cwd=measured)
     rows = table.document["rows"]
     assert not any(row["dominated_by"] or row["change"] in ("faster", "slower") for row in rows)
+
+
+def list_intervals(found):
+    """Every interval in a document: bounds called `low` and `high`, and pairs called `ci` or `SOMETHING_ci`."""
+    if isinstance(found, list):
+        for each in found:
+            yield from list_intervals(each)
+    if isinstance(found, dict):
+        if None not in (found.get("low"), found.get("high")):
+            yield found["low"], found["high"]
+        for key, value in found.items():
+            if (key == "ci" or key.endswith("_ci")) and isinstance(value, list):
+                yield tuple(value)
+            yield from list_intervals(value)
+
+
+def test_no_document_has_an_interval_of_width_zero(measured, inside, tmp_path):
+    data = copy_images(tmp_path / "few", 60, lambda _: "all")
+    judge = ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures")
+    seen = []
+    for words in (
+        ("evaluate", "digits", "--data", data),
+        ("compare", "--model", "digits"),
+        ("compare", "--history", "digits"),
+        judge + SHARED_MACHINE,
+    ):
+        found = list(list_intervals(inside(*words, "--json", cwd=measured).document))
+        seen += found
+        assert all(low < high for low, high in found), (words, found)
+    assert seen

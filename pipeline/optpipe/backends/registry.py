@@ -197,11 +197,13 @@ def require_known_options(options: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def warn_of_unused_options(
-    options: Iterable[str], used: Collection[str], happens: str, listener: Listener
+    options: Mapping[str, Iterable[str]], used: Collection[str], happens: str, listener: Listener
 ) -> None:
-    """Warns of `options` of a backend that is not among those `used`; `happens` is what does not happen: `built`, `measured`."""
-    for name in sorted({*options} - {*used}):
-        listener.warn(Argument("option", f"{name}.…") + f" has no effect: {name} is not {happens}")
+    """Warns of `options`, keys by backend, of one that is not `used`; `happens` is what does not happen: `built`, `measured`."""
+    for name in sorted(options.keys() - {*used}):
+        for key in sorted(options[name]):
+            problem = f" has no effect: {name} is not {happens}"
+            listener.warn(Argument("option", f"{name}.{key}") + problem)
 
 
 def require_own_files(entry: Entry[ArtifactInfo]) -> Backend:

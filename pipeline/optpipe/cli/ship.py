@@ -199,7 +199,7 @@ def sweep(
     from optpipe.sweep.matrix import (
         add_contents,
         cells_from_matrix,
-        list_option_backends,
+        list_option_keys,
         matrix_from_file,
         matrix_from_options,
         require_sound,
@@ -238,7 +238,7 @@ def sweep(
     full = resolve_models(full, store, local=how.on is None)
     every = cells_from_matrix(full, list_kinds(slots))
     warn_of_unused_options(
-        list_option_backends(full), {each.recipe.backend for each in every}, "built", terminal
+        list_option_keys(full), {each.recipe.backend for each in every}, "built", terminal
     )
     cells = add_contents(select_shard(every, shard), terminal)
     # Ray prints the log of a failed node; the table already has the result of its jobs

@@ -79,10 +79,13 @@ def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, 
     return tuple({cell.key: cell for cell in cells}.values())
 
 
-def list_option_backends(matrix: Matrix) -> set[str]:
-    """The backends that any option of the matrix is for."""
-    given = (matrix.build_options, *matrix.options)
-    return {name for texts in given for name in parse_options(texts)}
+def list_option_keys(matrix: Matrix) -> dict[str, set[str]]:
+    """The keys of all options of the matrix by their backend."""
+    found: dict[str, set[str]] = {}
+    for texts in (matrix.build_options, *matrix.options):
+        for name, given in parse_options(texts).items():
+            found.setdefault(name, set()).update(given)
+    return found
 
 
 def require_sound(matrix: Matrix) -> None:

@@ -65,6 +65,7 @@ def test_random_weights_and_other_data_make_another_model(tmp_path):
     ("pad_id = true", "'pad_id' must be an integer"),
     ("head = {minimum_score = 1979-05-27}", "values of a model card are strings"),
     ("data = {validation = 3}", "validation must be the path"),
+    ("data = {validations = 'a'}", "has no 'validations'; it has train, calibration, validation"),
     ("preprocessing = {steps = [{step = 'resise'}]}", "invalid value 'resise'"),
     pytest.param("labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes", marks=pytest.mark.slow),
     pytest.param("outputs = [{name = 'a'}, {name = 'b'}]", "lists outputs a, b, but it has 1", marks=pytest.mark.slow),

@@ -195,8 +195,15 @@ def _part_from_item(
         columns = {key: _add_axis(value) for key, value in columns.items()}
         truths = None if truths is None else _add_axis(truths)
     if truths is not None:
-        columns = {**columns, len(columns) if 0 in columns else LABELS: truths}
+        columns = {**columns, _choose_truths_key(columns): truths}
     return _make_part(where, columns, axes)
+
+
+def _choose_truths_key(columns: Mapping[Column, Any]) -> Column:
+    """The next place, or a name of truths that no column has."""
+    if 0 in columns:
+        return len(columns)
+    return next((name for name in TRUTHS if name not in columns), LABELS)
 
 
 def _add_axis(value: Any) -> Any:
@@ -207,7 +214,8 @@ def _add_axis(value: Any) -> Any:
 def to_array(value: Any) -> NDArray[Any] | None:
     """An array of a NumPy array, a dense tensor, or numbers; None for anything else. BF16 becomes FP32, which holds its values."""
     if isinstance(value, np.ndarray):
-        return value if value.dtype.kind in NUMBERS else None
+        holds_numbers = value.dtype.kind in NUMBERS and not np.ma.is_masked(value)
+        return np.asarray(value) if holds_numbers else None
     if hasattr(value, "detach"):
         if value.is_meta or str(value.layout) != "torch.strided" or value.is_complex():
             return None
@@ -276,6 +284,8 @@ def _make_part(
 
 def _explain_no_numbers(value: Any) -> str:
     """What a column is that holds no numbers, and what to give instead."""
+    if np.ma.is_masked(value):
+        return "has masked values\nfill them with .filled(VALUE), or leave these samples out"
     if isinstance(value, np.ndarray):
         ragged = value.dtype == object and any(isinstance(each, np.ndarray) for each in value.flat)
         way = "give numbers, such as .astype('float32')"
@@ -435,6 +445,9 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
         known = [name for name in GROUP_NAMES if name in columns and name not in names]
         groups = _check_groups(part.where, columns.pop(known[0])) if known else None
         extra = [key for key in columns if key not in names]
+        if len(extra) > 1 and set(extra) <= {*TRUTHS}:
+            listed = " and ".join(f"'{key}'" for key in extra)
+            raise BadInputError(f"{part.where} has several columns of truths, {listed}; give one")
         if len(extra) == 1 and extra[0] in TRUTHS and truths is None:
             truths = columns.pop(extra[0])
         elif extra:
@@ -461,12 +474,15 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
 
 
 def _require_truths(where: str, truths: Truths) -> None:
-    """Raises BadInputError for a sample whose truth is NaN; an array may hold NaN where its truth is unknown."""
+    """Raises BadInputError for a sample whose truth is NaN or infinite; an array may hold NaN where its truth is unknown."""
     for number, truth in enumerate(truths):
         value = np.asarray(truth)
-        if value.dtype.kind == "f" and value.size and np.isnan(value).all():
+        if value.dtype.kind != "f" or not value.size:
+            continue
+        if np.isnan(value).all() or np.isinf(value).any():
+            what = "infinite" if np.isinf(value).any() else "NaN"
             raise BadInputError(
-                f"{where}: the truth of sample {number} is NaN\nleave the sample out"
+                f"{where}: the truth of sample {number} is {what}\nleave the sample out"
             )
 
 

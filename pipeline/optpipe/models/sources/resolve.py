@@ -36,6 +36,7 @@ CARD_FIELDS: Mapping[str, type] = {
     "license": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
     "head": dict, "tokenizer": str, "pad_id": int,
 }  # fmt: skip
+DATA_ROLES = ("train", "calibration", "validation")
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 """Endings of files that hold weights without the code of their module."""
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table", int: "an integer"}
@@ -57,6 +58,8 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
     _require_strings(table, path)
     if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
         raise BadInputError(f"{path}: [data] {wrong[0]} must be the path of a set manifest")
+    if unknown := [role for role in table.get("data", {}) if role not in DATA_ROLES]:
+        raise BadInputError(f"{path}: [data] has no '{unknown[0]}'; it has {', '.join(DATA_ROLES)}")
     try:
         json.dumps(table, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -123,3 +123,38 @@ def test_inputs_that_take_every_name_of_labels_are_refused(tmp_path) -> None:
     drawn = draw_data({**columns, "truth": np.arange(6) % 2})
     with pytest.raises(BadInputError, match="rename one of them"):
         store_data(drawn, card, Store(tmp_path / "ws"), SilentListener())
+
+
+ROWS_OF_X = np.arange(18, dtype=np.float32).reshape(6, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.ma.masked_array(ROWS_OF_X, ROWS_OF_X == 3), "has masked values\nfill them"),
+        (
+            {"x": ROWS_OF_X, "labels": np.arange(6), "label": np.arange(6)},
+            "several columns of truths",
+        ),
+        ({"x": ROWS_OF_X, "labels": np.full(6, np.inf)}, "the truth of sample 0 is infinite"),
+    ],
+)
+def test_values_that_would_be_lost_are_refused(tmp_path, given, said) -> None:
+    inputs = (InputSpec("x", "float32", (1, 3), (2, 3), (8, 3)),)
+    card = ModelCard("net", "net.onnx", Task.CLASSIFICATION, inputs)
+    with pytest.raises(BadInputError, match=said):
+        store_data(draw_data(given), card, Store(tmp_path / "ws"), SilentListener())
+
+
+def test_labels_beside_an_input_called_labels_do_not_replace_it(tmp_path) -> None:
+    inputs = (InputSpec("labels", "float32", (1, 3), (2, 3), (8, 3)),)
+    card = ModelCard("net", "net.onnx", Task.CLASSIFICATION, inputs)
+    drawn = draw_data([({"labels": ROWS_OF_X}, np.arange(6))])
+    found = store_data(drawn, card, Store(tmp_path / "ws"), SilentListener())
+    samples = read_tensor_set(found.path, inputs)
+    order = [int(value) // 3 for value in samples.parts[0]["labels"][:, 0]]
+    assert [each.label for each in samples.files] == [str(at) for at in order]
+
+
+def test_an_array_that_could_be_masked_and_is_not_is_taken() -> None:
+    assert draw_data(np.ma.masked_array(ROWS_OF_X)).sha256 == draw_data(ROWS_OF_X).sha256

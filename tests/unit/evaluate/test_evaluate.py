@@ -46,6 +46,7 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.inputs.tensor_set import tensor_set_from_parts
+from optpipe.models.inputs.text_set import text_set_from_path
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)
@@ -179,6 +180,39 @@ def test_labels_by_name_index_or_order() -> None:
     assert find_label_indices(named([None, "x"]), card(), 2) is None
     with pytest.raises(BadInputError, match="label 'bird' of s is not a class of m"):
         find_label_indices(named(["bird", "cat"]), card(["cat", "dog", "cow"]), 3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (["negative", "Positive"], None),  # by the alphabet, capitals come first, and classes swap
+        (["Positive", "negative"], None),
+        (["not_good", "very good"], None),
+        (["0", "2"], None),
+        (["1", "2"], None),
+        (["0.5", "1"], None),
+        (["-1", "1"], None),
+        (["0", "good"], None),
+        (["0.0", "1.0"], [0, 1]),
+        (["n2", "n1"], [1, 0]),
+    ],
+)
+def test_classes_are_never_guessed_against_the_labels_of_the_card(labels, found) -> None:
+    names = ["negative", "positive"] if "good" not in labels[-1] else ["very_good", "NotGood"]
+    if found is not None:
+        assert find_label_indices(named(labels), card(names), 2).tolist() == found
+        return
+    with pytest.raises(BadInputError, match="is not a class of m"):
+        find_label_indices(named(labels), card(names), 2)
+
+
+def test_labels_of_texts_are_never_guessed(tmp_path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a", "label": "ham"}\n{"text": "b", "label": "spam"}\n')
+    texts, _ = text_set_from_path(path)
+    with pytest.raises(BadInputError, match=r"is not a class of m: use class indices 0 to 1"):
+        find_label_indices(texts, card(), 2)
+    assert find_label_indices(texts, card(["spam", "ham"]), 2).tolist() == [1, 0]
 
 
 def test_a_label_of_several_classes_is_refused_only_where_it_is_used() -> None:

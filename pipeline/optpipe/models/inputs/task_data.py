@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -346,27 +347,50 @@ def find_label_indices(
 ) -> NDArray[np.int64] | None:
     """Class indices of the samples; None without labels.
 
-    A label is one of the card's names, or an index; otherwise the set's sorted folders are the classes if their number
-    matches. Raises BadInputError for other labels.
+    A label is one of the card's names, or an index; otherwise the set's sorted folders are the classes, where nothing speaks
+    against it (see `_are_classes_in_order`). Raises BadInputError for other labels.
     """
     names = [each.label for each in samples.files]
     if any(name is None for name in names):
         return None
-    known = set(names)
+    known = set(map(str, names))
+    numbers = {name: number for name in known if (number := _read_number(name)) is not None}
     if known <= set(card.labels):
-        index = index_labels(card, map(str, known))
-    elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
-        index = {str(name): int(str(name)) for name in known}
-    elif len(samples.labels) == classes:
+        index = index_labels(card, known)
+    elif len(numbers) == len(known) and {*numbers.values()} <= {*range(classes)}:
+        index = {name: int(number) for name, number in numbers.items()}
+    elif not numbers and _are_classes_in_order(samples, card, classes):
         index = {label: position for position, label in enumerate(sorted(samples.labels))}
     else:
-        odd = sorted(str(name) for name in known - set(card.labels))[0]
+        odd = min(known - set(card.labels))
         if isinstance(samples, TextSet):
-            way = f"use its labels ({', '.join(card.labels[:12])}) or class indices 0 to {classes - 1}"
+            own = f"its labels ({', '.join(card.labels[:12])}) or " if card.labels else ""
+            way = f"use {own}class indices 0 to {classes - 1}"
         else:
             way = f"name the folders after its labels or class indices, or provide all {classes} folders in class order"
         raise BadInputError(f"label '{odd}' of {samples.name} is not a class of {card.name}: {way}")
     return np.array([index[str(name)] for name in names], np.int64)
+
+
+def _read_number(label: str) -> float | None:
+    """The number that a label is: 3 for `3` and `3.0`, 0.5 for `0.5`; None for a name."""
+    return float(label) if re.fullmatch(r"[+-]?\d+(\.\d+)?", label) else None
+
+
+def _are_classes_in_order(samples: SampleSet, card: ModelCard, classes: int) -> bool:
+    """Whether the sorted folders of images stand for the classes, as ImageNet's identifiers do.
+
+    Their number is that of the classes, and none is called as a label of the card, but for its case and its spaces: then the
+    card's order holds, and the alphabet's is another.
+    """
+    if isinstance(samples, TextSet) or len(samples.labels) != classes:
+        return False
+    own = {_fold(label) for label in card.labels}
+    return own.isdisjoint(map(_fold, samples.labels))
+
+
+def _fold(label: str) -> str:
+    return re.sub(r"[\W_]+", "", label).casefold()
 
 
 def index_labels(card: ModelCard, used: Iterable[str]) -> dict[str, int]:

@@ -235,6 +235,52 @@ def test_annotations_that_do_not_fit_are_refused(tmp_path, boxes, names, message
         read_boxes(samples, TRANSFORM, LABELS, 2)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["a folder", "a COCO file"])
+def test_images_of_one_name_in_two_folders_have_their_own_boxes(tmp_path, whole) -> None:
+    write_coco(tmp_path, [])
+    names = ["left/0.png", "right/0.png"]
+    for place, name in enumerate(names):
+        (tmp_path / "images" / name).parent.mkdir()
+        (tmp_path / "images" / f"{place}.png").rename(tmp_path / "images" / name)
+    path = tmp_path / "annotations.json"
+    document = json.loads(path.read_text())
+    document["images"] = [{"id": place, "file_name": name} for place, name in enumerate(names)]
+    document["annotations"] = [
+        {"id": place, "image_id": place, "category_id": 5 + place, "bbox": [place, 2, 10, 10]}
+        for place in range(2)
+    ]
+    path.write_text(json.dumps(document))
+    samples = image_set_from_path(tmp_path)[0] if whole else image_set_from_coco(path, None, 0)
+    found = read_boxes(samples, TRANSFORM, LABELS, 2)
+    assert [[(box[0], box[4]) for box in boxes] for boxes in found] == [[(0, 0)], [(1, 1)]]
+
+
+DOUBLED = {
+    "an id of two images": ("images", {"id": 0}, "lists the id 0 of images twice"),
+    "a file twice": ("images", {"file_name": "0.png"}, "lists the image 0.png twice"),
+    "an id of two categories": ("categories", {"id": 5}, "lists the id 5 of categories twice"),
+}
+
+
+@pytest.mark.parametrize(("part", "change", "said"), DOUBLED.values(), ids=DOUBLED)
+def test_what_a_coco_file_lists_twice_is_refused(tmp_path, part, change, said) -> None:
+    samples, path = write_coco(tmp_path, [[1, 2, 10, 10]]), tmp_path / "annotations.json"
+    document = json.loads(path.read_text())
+    document[part][1] |= change
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadInputError, match=said):
+        read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
+def test_categories_are_never_guessed_where_they_do_not_fit(tmp_path) -> None:
+    samples = write_coco(tmp_path, [[1, 2, 10, 10]])
+    with pytest.raises(BadInputError, match="2 categories, but the model has 80 classes\nname its"):
+        read_boxes(samples, TRANSFORM, (), 80)
+    with pytest.raises(BadInputError, match="category 'dog' names several"):
+        read_boxes(samples, TRANSFORM, ("dog", "cat", "dog"), 3)
+    assert read_boxes(samples, TRANSFORM, (), 2)[0][0][4] == 1
+
+
 def test_crowds_alone_are_nothing_to_judge(tmp_path) -> None:
     samples = write_coco(tmp_path, [[1, 2, 10, 10]])
     path = tmp_path / "annotations.json"

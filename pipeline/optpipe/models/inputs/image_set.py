@@ -7,7 +7,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -386,30 +387,63 @@ def _read_coco(
 ) -> list[list[Box]]:
     with read_as_user_file(path, "COCO annotations"):
         document = _read_json(path)
+        for part in ("categories", "images"):
+            _require_single(
+                path, f"the id {{}} of {part}", (int(each["id"]) for each in document[part])
+            )
+        _require_single(
+            path, "the image {}", (str(each["file_name"]) for each in document["images"])
+        )
         names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
-        ids = {Path(each["file_name"]).name: int(each["id"]) for each in document["images"]}
         by_image = group_pairs((int(each["image_id"]), each) for each in document["annotations"])
         index = _index_classes(names, labels, classes, path)
         if samples.annotations is None:  # otherwise checked when the set was read
             _require_images(
                 path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]]
             )
-        if missing := [each.path for each in samples.files if Path(each.path).name not in ids]:
-            raise BadInputError(
-                f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})"
-            )
-        stated = {
-            Path(each["file_name"]).name: (each.get("height"), each.get("width"))
-            for each in document["images"]
-        }
-        for file, size in zip(samples.files, sizes, strict=True):
-            high, wide = said = stated[Path(file.path).name]
+        images = _match_images(path, samples, document["images"])
+        for file, image, size in zip(samples.files, images, sizes, strict=True):
+            high, wide = said = image.get("height"), image.get("width")
             if None not in said and said not in (size, size[::-1]):  # EXIF may rotate it
                 there = f"{str(wide)[:20]}×{str(high)[:20]}"
                 problem = f"{path}: {file.path} is {there} pixels there"
                 raise BadInputError(f"{problem}, but the image has {size[1]}×{size[0]}")
-        drawn = (by_image.get(ids[Path(file.path).name], ()) for file in samples.files)
+        drawn = (by_image.get(int(image["id"]), ()) for image in images)
         return [[_box_from_coco(each, index) for each in boxes] for boxes in drawn]
+
+
+def _require_single(path: Path, what: str, values: Iterable[Any]) -> None:
+    """Raises BadInputError for a value that occurs twice; `what` has its place."""
+    if doubled := [value for value, count in Counter(values).items() if count > 1]:
+        raise BadInputError(f"{path} lists {what.format(str(doubled[0])[:80])} twice")
+
+
+def _match_images(
+    path: Path, samples: ImageSet, images: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The record of each file of the set: by its path, or by its name alone where only one image has it.
+
+    Raises BadInputError for a file without a record.
+    """
+    by_path = {os.path.normpath(str(each["file_name"])): each for each in images}
+    by_name = group_pairs((Path(name).name, each) for name, each in by_path.items())
+    found, missing = [], []
+    for file in samples.files:
+        place = os.path.normpath(file.path)
+        inner = os.path.relpath(place, IMAGES)
+        named = by_name.get(Path(place).name, ())
+        record = by_path.get(place if samples.annotations else inner) or by_path.get(place)
+        if record is None and len(named) == 1:
+            record = named[0]
+        if record is None:
+            missing.append(file.path)
+        else:
+            found.append(record)
+    if missing:
+        raise BadInputError(
+            f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})"
+        )
+    return found
 
 
 def _index_classes(
@@ -422,9 +456,13 @@ def _index_classes(
             raise BadInputError(
                 f"{path}: category '{unknown[0][:80]}' is not one of the model's classes ({known})"
             )
+        if several := [name for name in names.values() if labels.count(name) > 1]:
+            problem = f"{path}: category '{several[0][:80]}' names several of the model's classes"
+            raise BadInputError(f"{problem}\ngive them different labels in the model card")
         return {category: labels.index(name) for category, name in names.items()}
-    if classes is not None and len(names) > classes:
-        raise BadInputError(f"{path}: {len(names)} categories, but the model has {classes} classes")
+    if classes is not None and len(names) != classes:
+        problem = f"{path}: {len(names)} categories, but the model has {classes} classes"
+        raise BadInputError(f"{problem}\nname its classes in a model card: labels = [...]")
     return {category: place for place, category in enumerate(sorted(names))}
 
 

@@ -186,3 +186,6 @@ def test_a_folder_of_images_names_groups_in_a_file(tmp_path):
     write_lines(tmp_path / "groups.csv", "0.png")
     with pytest.raises(BadInputError, match="line 1"):
         image_set_from_path(tmp_path)
+    write_lines(tmp_path / "groups.csv", *(f"{at}.png,a" for at in range(4)), "0.png,b")
+    with pytest.raises(BadInputError, match=r"line 5: 0\.png has two groups"):
+        image_set_from_path(tmp_path)

@@ -59,7 +59,10 @@ def read_groups_file(folder: Path, paths: Sequence[str]) -> list[str | None]:
         number for number, row in enumerate(rows, 1) if row and (len(row) != 2 or not row[1])
     ]:
         raise BadInputError(f"{file}, line {bad[0]}: give `path,group` for each image")
-    known = {row[0]: row[1] for row in rows if row}
+    known: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        if row and known.setdefault(row[0], row[1]) != row[1]:
+            raise BadInputError(f"{file}, line {number}: {row[0]} has two groups; give it one")
     if missing := [path for path in paths if path not in known]:
         problem = f"{file} names no group for {len(missing)} of {len(paths)} images"
         raise BadInputError(f"{problem} (such as {missing[0]})")

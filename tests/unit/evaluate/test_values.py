@@ -65,6 +65,33 @@ def test_a_mark_for_each_class_gives_the_classes(tmp_path, labels) -> None:
     assert found == [[1, 3], []]
 
 
+def write_label_lines(path, labels):
+    lines = [json.dumps({"text": "a", "labels": each}) for each in labels]
+    path.write_text("\n".join(lines) + "\n")
+    return text_set_from_path(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ([[0, 1], [1, 1], [0, 0]], [[1], [0, 1], []]),
+        ([[0, 1], [1], []], [[0, 1], [1], []]),  # a list of another length: all are indices
+        ([[0, 1], ["a"]], [[0, 1], [0]]),
+        ([["a", "b"], ["b"]], [[0, 1], [1]]),
+    ],
+)
+def test_the_labels_of_a_set_are_all_marks_or_all_indices(tmp_path, labels, found) -> None:
+    made = card(Task.MULTI_LABEL, 2, labels=("a", "b"))
+    samples = write_label_lines(tmp_path / "texts.jsonl", labels)
+    assert LABELED.read_truths(samples, made, 2) == found
+
+
+def test_marks_in_quotes_are_no_marks(tmp_path) -> None:
+    samples = write_label_lines(tmp_path / "texts.jsonl", [["0", "1"], ["0", "0"]])
+    with pytest.raises(BadInputError, match="'0' is not a class of net"):
+        LABELED.read_truths(samples, card(Task.MULTI_LABEL), 2)
+
+
 def test_a_label_that_is_no_class_is_refused(tmp_path) -> None:
     with pytest.raises(BadInputError, match=r"7 is not a class of net; give a 0 or 1"):
         LABELED.read_truths(

@@ -40,6 +40,8 @@ class MultiLabel(CountedScores):
         said = _read_labels(samples, "labels", "label")
         if said is None or classes is None:
             return None
+        if all(_is_marks(value, classes) for value in said):
+            return [[place for place, mark in enumerate(value) if mark] for value in said]
         places = (f"{samples.name}, {each.path}" for each in samples.files)
         return [
             _find_classes(value, card, classes, where)
@@ -186,12 +188,19 @@ def _parse_label(text: str) -> Any:
         return text
 
 
+def _is_marks(value: Any, classes: int) -> bool:
+    """Whether a label is a 0 or 1 for each class. The labels of a set are all of one form: [0, 1] is marks, or indices."""
+    return (
+        isinstance(value, list)
+        and len(value) == classes
+        and all(not isinstance(each, str) and each in (0, 1) for each in value)
+    )
+
+
 def _find_classes(value: Any, card: ModelCard, classes: int, where: str) -> list[int]:
     """Ascending indices of the classes that a label names."""
     many = value if isinstance(value, list) else [value]
     names = index_labels(card, (each for each in many if isinstance(each, str)))
-    if len(many) == classes and {*map(str, many)} <= {"0", "1", "0.0", "1.0", "False", "True"}:
-        return [place for place, each in enumerate(many) if each]
     found = set()
     for each in many:
         place = names.get(each, each) if isinstance(each, str) else each

@@ -64,6 +64,24 @@ def test_a_card_for_other_inputs_has_no_steps(tmp_path):
     assert [each.name for each in card.inputs] == ["x"]
 
 
+TOKENS = """
+from torch import nn
+INPUTS = [dict(name="ids", dtype="int64", min=[1, 4], opt=[4, 8], max=[8, 8], below=50)]
+encode = lambda text: [1, *map(len, text.split())]
+make = lambda: nn.Sequential(nn.Embedding(50, 4), nn.Flatten(-2), nn.AdaptiveAvgPool1d(3))
+"""
+
+
+def test_a_card_for_tokens_says_how_texts_become_them(tmp_path):
+    status, path = init(tmp_path, TOKENS)
+    assert status == 0
+    assert "tokenizer" not in tomllib.loads(path.read_text())
+    text = path.read_text().replace('task = "other"', 'task = "text-classification"')
+    text = text.replace('# tokenizer = "tokenizer.json"', 'tokenizer = "../net.py:encode"')
+    path.write_text(text.replace("# pad_id", "pad_id"))
+    assert CardSource(path).load(WeightsRequest()).card.tokenization.pad_id == 0
+
+
 def test_images_for_a_model_without_an_image_are_refused(tmp_path, capfd):
     status, path = init(tmp_path, VECTOR, "--images", draw_images(tmp_path / "images"))
     assert status == 2

@@ -24,6 +24,11 @@ NORMALIZE = """\
 # mean = [0.485, 0.456, 0.406]
 # std = [0.229, 0.224, 0.225]
 """
+TOKENIZER = """\
+# For texts; or "file.py:function", which takes a text and returns its token identifiers.
+# tokenizer = "tokenizer.json"
+# pad_id = 0
+"""
 SHRINK = 0.875
 """The usual part of the shorter side that the crop keeps."""
 
@@ -54,6 +59,8 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
         if labels
         else '# labels = ["…"]  # in the order of the outputs',
     ]
+    if _takes_tokens(card):
+        lines += TOKENIZER.splitlines()
     for each in card.inputs:
         lines += ["", "[[inputs]]", *_list_values(each.to_dict())]
     for output in card.outputs:
@@ -73,6 +80,12 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _takes_tokens(card: ModelCard) -> bool:
+    """Whether the first input may hold the token identifiers of texts: integers (texts, tokens)."""
+    first = card.inputs[0]
+    return first.dtype in ("int64", "int32") and len(first.opt) == 2
 
 
 def _list_labels(card: ModelCard, data: Path | None) -> list[str]:

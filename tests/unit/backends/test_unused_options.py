@@ -2,9 +2,10 @@
 
 from optpipe.backends.registry import parse_options, warn_of_unused_options
 from optpipe.core.events import SilentListener
-from optpipe.sweep.matrix import Matrix, list_option_keys
+from optpipe.sweep.job import Matrix
+from optpipe.sweep.matrix import list_option_keys
 
-TEXTS = ["inductor.fuse=false", "inductor.max_autotune=true", "onnxruntime.threads=2"]
+TEXTS = ("inductor.fuse=false", "inductor.max_autotune=true", "onnxruntime.threads=2")
 
 
 def test_each_option_without_an_effect_is_named() -> None:
@@ -17,7 +18,7 @@ def test_each_option_without_an_effect_is_named() -> None:
 
 
 def test_a_sweep_knows_the_options_of_all_its_cells() -> None:
-    matrix = Matrix(models=["net"], build_options=TEXTS[:1], options=[TEXTS[1:2], TEXTS[2:]])
+    matrix = Matrix(models=("net",), build_options=TEXTS[:1], options=(TEXTS[1:2], TEXTS[2:]))
     assert list_option_keys(matrix) == {
         "inductor": {"fuse", "max_autotune"},
         "onnxruntime": {"threads"},

@@ -446,8 +446,8 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
         groups = _check_groups(part.where, columns.pop(known[0])) if known else None
         extra = [key for key in columns if key not in names]
         if len(extra) > 1 and set(extra) <= {*TRUTHS}:
-            listed = " and ".join(f"'{key}'" for key in extra)
-            raise BadInputError(f"{part.where} has several columns of truths, {listed}; give one")
+            several = " and ".join(f"'{key}'" for key in extra)
+            raise BadInputError(f"{part.where} has several columns of truths, {several}; give one")
         if len(extra) == 1 and extra[0] in TRUTHS and truths is None:
             truths = columns.pop(extra[0])
         elif extra:

@@ -1,6 +1,8 @@
 """A card's tokenizer: a tokenizer.json, or a Python function that is part of the model's identity."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -106,6 +108,32 @@ def test_what_the_function_reads_is_part_of_the_model(tmp_path):
 def test_what_is_no_tokenizer_is_refused(tmp_path, tokenizer, code, said):
     with pytest.raises(BadInputError, match=said):
         write_card(tmp_path, tokenizer, code).load(WeightsRequest())
+
+
+READS_THE_PROGRAM = """
+import linecache, sys
+linecache.getlines(sys.modules["__main__"].__file__)  # as an import of torch does
+tokenize = lambda text: [10 + byte for byte in text.encode()]
+"""
+PROGRAM = """
+from pathlib import Path
+from optpipe.models.sources.resolve import CardSource
+print(CardSource(Path(__file__).parent.parent / "net.toml").collect_identity()["tokenizer"])
+"""
+
+
+@pytest.mark.slow
+def test_the_program_that_runs_is_no_part_of_a_model(tmp_path):
+    write_card(tmp_path, code=READS_THE_PROGRAM)
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.py").write_text(PROGRAM + f"# {name}\n")
+        ran = subprocess.run(
+            [sys.executable, tmp_path / name / "run.py"], capture_output=True, text=True, check=True
+        )
+        found.append(ran.stdout)
+    assert found[0] == found[1] != ""
 
 
 def test_a_tokenizer_of_the_library_is_taken_from_a_card(tmp_path):

@@ -188,19 +188,25 @@ class UserCode:
     def files(self, weights: Path | None) -> Mapping[str, str]:
         """Hashes of the file, its modules and the files it read, except installed ones, by path from its folder.
 
-        `weights` that were read for it are left out: they count by their content.
+        `weights` that were read for it are left out: they count by their content. So is the program that runs: an import of
+        torch reads it, such as the script `optpipe` or a notebook's, and another program loads the same model.
         """
         folder, given = self.path.resolve().parent, str(weights and weights.absolute())
+        program = os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or folder)
         origins = (_find_origin(module) for module in self.modules.values())
         return {
             os.path.relpath(each, folder): hash_file(Path(each))
             for each in sorted(
                 {str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)}
             )
-            if not each.startswith(_SYSTEM)
-            and not _is_installed(each)
-            and Path(each).is_file()
-            and each != given
+            if each == str(self.path.resolve())
+            or (
+                not each.startswith(_SYSTEM)
+                and not _is_installed(each)
+                and Path(each).is_file()
+                and each != given
+                and os.path.realpath(each) != program
+            )
         }
 
 

@@ -17,6 +17,7 @@ from optpipe.core.events import Listener
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.modules import locate_kernels
+from optpipe.trace.read import Trace
 from optpipe.trace.report import StageProfile
 
 Event = Mapping[str, Any]
@@ -147,27 +148,35 @@ def _span(
     return event if args is None else {**event, "args": args}
 
 
+def _name_host_tracks(trace: Trace) -> Iterator[Event]:
+    """A viewer shows bare numbers for processes and threads without a name."""
+    tables = (trace.ranges, trace.api, trace.os_calls)
+    threads = pl.concat(frame.select("thread") for frame in tables).unique().to_series()
+    tracks = sorted({_host_track(thread) for thread in threads.to_list()})
+    for process in sorted({process for process, _ in tracks}):
+        yield _name_track("process_name", process, 0, f"host process {process}")
+    for process, thread in tracks:
+        yield _name_track("thread_name", process, thread, f"thread {thread}")
+
+
+def _name_track(what: str, process: int, thread: int, name: str) -> Event:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
 def _name_tracks(whole: Analysis) -> Iterator[Event]:
     trace = whole.trace
+    yield from _name_host_tracks(trace)
     devices = {each or 0 for each in trace.kernels["device"].unique().to_list()}
     devices |= {each or 0 for each in trace.copies["device"].unique().to_list()}
     for device in sorted(devices):
         name = trace.gpus[device].name if device < len(trace.gpus) else "GPU"
-        process = _GPU_PROCESS + device
-        yield {
-            "name": "process_name",
-            "ph": "M",
-            "pid": process,
-            "tid": 0,
-            "args": {"name": f"{name} {device}"},
-        }
+        yield _name_track("process_name", _GPU_PROCESS + device, 0, f"{name} {device}")
     streams = pl.concat(
         frame.select("device", "stream") for frame in (trace.kernels, trace.copies)
     ).unique()
     for device, stream in streams.sort("device", "stream").iter_rows():
-        args = {"name": f"stream {stream}"}
         process = _GPU_PROCESS + (device or 0)
-        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": stream or 0, "args": args}
+        yield _name_track("thread_name", process, stream or 0, f"stream {stream}")
 
 
 def write_timeline(whole: Analysis, stage: StageProfile, output: Path, listener: Listener) -> None:

@@ -281,6 +281,8 @@ def test_the_file_for_perfetto(read: Read, tmp_path: Path) -> None:
     assert [event["name"] for event in events if event["ph"] == "C"] == [
         "SMs Active [Throughput %]"
     ]
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"} == named
 
 
 def test_events_of_a_thread_nest_for_perfetto(read: Read, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.core.metrics.measured import LOAD_TIME
+from optpipe.core.metrics.measured import LOAD_TIME, PACKAGES_NOTE
 from optpipe.core.metrics.registry import figure_from_witness
 from optpipe.core.parquet import read_parquet
 from optpipe.core.precision import Precision
@@ -192,20 +192,20 @@ def _judge_answer(
         return judged
     images = int(measured["images"].sum())
     packages = describe_package_energy(answer.energy, judged.duration_s, images, judged.load)
-    return replace(judged, energy_why_not=f"{judged.energy_why_not}; {packages}")
+    return replace(judged, energy_why_not=judged.energy_why_not + packages)
 
 
 def describe_package_energy(energy: EnergyUse, seconds: float, images: int, load: LoadSpec) -> str:
     """What RAPL says of the CPU packages; in words, because no raw file keeps it, so that no verdict rests on it."""
     if energy.cpu_j is None:
-        return f"CPU packages: not counted ({energy.cpu_why_not})"
+        return f"{PACKAGES_NOTE}: not counted ({energy.cpu_why_not})"
     if not energy.cpu_j or not images or not energy.seconds:
-        return "CPU packages: their counter did not move"
+        return f"{PACKAGES_NOTE}: their counter did not move"
     watts = energy.cpu_j / energy.seconds
     of_images = load.sample == "image"
     dimension = Dimension.ENERGY if of_images else Dimension.SAMPLE_ENERGY
     return (
-        f"CPU packages took about {format_quantity(watts * seconds / images, dimension)}, "
+        f"{PACKAGES_NOTE} took about {format_quantity(watts * seconds / images, dimension)}, "
         f"{images / seconds / watts:.3g} {load.sample}s/s/W ({watts:.0f} W over {energy.seconds:.1f} s by RAPL, other "
         "work included), which is not judged"
     )

@@ -154,6 +154,10 @@ def measure_power(window: Window) -> Estimate | str:
     return Estimate(value, *parts.interval, note)
 
 
+PACKAGES_NOTE = "; CPU packages"
+"""Begins what RAPL said while a build ran on a CPU. No raw file keeps it, so that no reason of a verdict may repeat it."""
+
+
 class Energy(Metric):
     """Energy per image or sample: mean power over the measured window times the time per image.
 
@@ -194,6 +198,7 @@ class Energy(Metric):
 
     def explain_missing(self, measured: Measurement) -> str:
         why = measured.energy_why_not or "no energy counter on this machine"
+        why = why.partition(PACKAGES_NOTE)[0]
         return f"the energy was not measured: {why}"
 
 

@@ -120,3 +120,14 @@ def test_a_loader_whose_workers_cannot_be_tried_is_named(tmp_path: Path) -> None
     assert len(found["stages"]) == 1
     [failed] = [each["error"] for each in found["failed"]]
     assert "iterable" in failed
+
+
+def test_a_program_without_a_loader_is_not_run_again(tmp_path: Path) -> None:
+    code = LOOP + "open('starts', 'a').write('one')"
+    words = ("profile", "--workers", "0,2", "--json", "--workspace", tmp_path)
+    finished = optpipe(*words, "--", sys.executable, "-c", code, cwd=tmp_path)
+    found = finished.expect(ExitStatus.DONE).document
+    assert len(found["stages"]) == 1
+    assert not found["failed"]
+    assert "no DataLoader" in " ".join(found["warnings"])
+    assert (tmp_path / "starts").read_text() == "one"

@@ -100,6 +100,9 @@ def profile_program(
             finish_run(run, status=status)
             return record
 
+        if workers and not read_loaders(whole):
+            listener.warn("no number of workers is tried: the program has no DataLoader of torch")
+            workers = ()
         try:
             for count in workers if has_ended_well(recorded.run, duration_s) else ():
                 try:

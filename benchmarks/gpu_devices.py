@@ -17,6 +17,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from optpipe.trace.nsys import Capture, export_recording, record_program
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.sources import Source
@@ -51,9 +53,9 @@ def record_on(visible: str) -> dict[str, Any]:
                 except sqlite3.Error as error:
                     found[name] = str(error)
         metrics = trace_from_sqlite(export).metrics
-    active = metrics.filter(metrics["name"].cast(str).str.starts_with("SMs Active"))
-    means = active.group_by("device").mean().sort("device")
-    found["read"] = means.select("device", "value").rows()
+    active = metrics.filter(metrics["name"].cast(pl.String).str.starts_with("SMs Active"))
+    means = active.group_by("device").agg(pl.col("value").mean()).sort("device")
+    found["read"] = means.rows()
     return found
 
 

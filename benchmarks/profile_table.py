@@ -129,9 +129,9 @@ def main() -> None:
     ]
     rows = [[name, stage["subject"]["name"], *row(stage["profile"])] for name, stage in found]
     rows += [
-        [name, failed["name"], f"failed: {failed['error'].splitlines()[0][:60]}", *[""] * 7]
+        [name, stage, f"failed: {error.splitlines()[0][:60]}", *[""] * 7]
         for name, document in documents(arguments.folder)
-        for failed in document["failed"]
+        for stage, error in document["failed"].items()
     ]
     _print(HEAD, rows)
     layers = [

@@ -42,15 +42,24 @@ class BoundedRun:
     options: Any = field(default_factory=lambda: ort.RunOptions())
     ended: str = ""
 
-    def watch(self, over: Event) -> None:
-        """Asks the run to end once it takes too long or the memory runs out, until `over` is set."""
+    def watch(self, over: Event, read_model: Callable[[], Any]) -> None:
+        """Asks the run to end once it takes too long or the memory runs out, until `over` is set.
+
+        Values of a loop may double in each round: it may take a quarter of the memory that is left at the start.
+        """
         begun, own_bytes = monotonic(), _read_own_bytes()
+        room_bytes = max(_NOTICEABLE_BYTES, _read_memory("MemAvailable") // 4)
+        loops: bool | None = None
         while not over.wait(_POLL_S):
             grown_bytes = _read_own_bytes() - own_bytes
             if monotonic() - begun > self.limit_s:
                 self.ended = f"still runs after {self.limit_s:g} s"
             elif grown_bytes > _NOTICEABLE_BYTES and _is_memory_short():
                 self.ended = f"has taken {format_bytes(grown_bytes)}, and little memory is left"
+            elif grown_bytes > room_bytes and loops is None:
+                loops = bool(_name_loops(read_model().graph))
+            if grown_bytes > room_bytes and loops and not self.ended:
+                self.ended = f"has taken {format_bytes(grown_bytes)} in its loops"
             if self.ended:
                 self.options.terminate = True
                 return
@@ -64,7 +73,9 @@ def bound_run(read_model: Callable[[], Any]) -> Iterator[Any]:
     there is.
     """
     run, over = BoundedRun(read_limit_s()), Event()
-    watcher = Thread(target=run.watch, args=(over,), name="optpipe: bounds of a run", daemon=True)
+    watcher = Thread(
+        target=run.watch, args=(over, read_model), name="optpipe: bounds of a run", daemon=True
+    )
     watcher.start()
     try:
         yield run.options
@@ -118,8 +129,14 @@ def _read_own_bytes() -> int:
 
 
 def _is_memory_short() -> bool:
+    total = _read_memory("MemTotal")
+    return total > 0 and _read_memory("MemAvailable") < LEAST_MEMORY_SHARE * total
+
+
+def _read_memory(name: str) -> int:
+    """Bytes of the machine's memory by a name of `/proc/meminfo`; 0 where Linux does not say."""
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-        return sizes["MemAvailable"] < LEAST_MEMORY_SHARE * sizes["MemTotal"]
-    return False
+        return 1024 * sizes[name]
+    return 0

@@ -332,6 +332,64 @@ COMPUTED = [
 HELD = {"zero": np.array(0, np.float32), "go": np.array(True), "one": np.ones(1, np.float32)}
 
 
+def test_ifs_inside_of_each_other_are_bounded(tmp_path, monkeypatch) -> None:
+    """Both branches of each hold the next one."""
+    monkeypatch.setattr(onnx_bounds, "MOST_GRAPHS", 60)
+    made = helper.make_node("Identity", ["x"], ["z"])
+    for _ in range(6):
+        end = helper.make_tensor_value_info(made.output[0], TensorProto.FLOAT, [1, 4])
+        inner = helper.make_graph([made], "inner", [], [end])
+        made = helper.make_node("If", ["go"], ["y"], then_branch=inner, else_branch=inner)
+    both = {"then_branch": inner, "else_branch": inner}
+    onnx_model([("If", "go", "y", both)], *SIDES, path=tmp_path / "net.onnx", go=np.array(True))
+    assert_refused(tmp_path / "net.onnx", "graphs lie inside its Ifs and Loops")
+
+
+def write_doubling(path, rounds, times=2):
+    """A Loop whose value is `times` as large after each of its rounds."""
+    sides = [("i", "INT64", []), ("go", "BOOL", []), ("v", "FLOAT", None)]
+    starts = [
+        onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape)
+        for name, kind, shape in sides
+    ]
+    ends = [("kept", "BOOL", []), ("w", "FLOAT", None)]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape)
+        for name, kind, shape in ends
+    ]
+    nodes = [
+        onnx.helper.make_node("Concat", ["v"] * times, ["w"], axis=0),
+        onnx.helper.make_node("Identity", ["go"], ["kept"]),
+    ]
+    body = onnx.helper.make_graph(nodes, "body", starts, ends)
+    loop = ("Loop", "rounds go x", "y", {"body": body})
+    onnx_model(
+        [loop],
+        {"x": [1, 4]},
+        {"y": ("FLOAT", None)},
+        path=path,
+        rounds=np.array(rounds),
+        go=np.array(True),
+    )
+
+
+@pytest.mark.parametrize(("times", "refused"), [(1, False), (2, True)])
+def test_a_loop_whose_value_doubles_is_refused(tmp_path, times, refused) -> None:
+    write_doubling(tmp_path / "net.onnx", 60, times)
+    if refused:
+        assert_refused(tmp_path / "net.onnx", "Loop 'y'", "grow")
+    else:
+        onnx_from_file(tmp_path / "net.onnx")
+
+
+def test_a_run_whose_loop_takes_the_memory_is_ended(tmp_path, monkeypatch) -> None:
+    write_doubling(tmp_path / "net.onnx", 30)
+    monkeypatch.setattr("optpipe.backends.bounded_run._NOTICEABLE_BYTES", 1 << 20)
+    monkeypatch.setattr("optpipe.backends.bounded_run._POLL_S", 0.001)
+    monkeypatch.setattr("optpipe.backends.bounded_run._read_memory", lambda _: 1 << 22)
+    assert "in its loops" in run_bounded(tmp_path / "net.onnx")
+
+
 def run_bounded(path):
     with pytest.raises(BadInputError) as caught, PlainSession(path) as session:
         session.run({"x": np.zeros((1, 4), np.float32)})

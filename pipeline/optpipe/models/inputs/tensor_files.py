@@ -24,6 +24,8 @@ FORMS = "a .npz with an array per input, a .npy of the only input, Polygraphy's 
 _POLYGRAPHY = b"polygraphy_class"
 _LAST_BYTES = 200
 """Polygraphy writes the class of an array behind the array, so that every file ends with one."""
+TRUSTED_BYTES, MOST_EXPANSION = 2**30, 100
+"""A file may unpack to so many bytes, or so many times its own size; data of a model do not shrink to a hundredth."""
 _BESIDE = {"", ".md", ".txt"}
 """Suffixes of files that may lie beside the `.npy` files of a folder."""
 
@@ -97,7 +99,11 @@ def _iterate_file(path: Path, inputs: Sequence[str]) -> Iterator[tuple[str, Name
 
 def _read_npz(path: Path) -> NamedArrays:
     with open_user_file(path) as opened, zipfile.ZipFile(opened) as packed:
-        _require_room(path, sum(member.file_size for member in packed.infolist()))
+        unpacked = sum(member.file_size for member in packed.infolist())
+        _require_room(path, unpacked)
+        if unpacked > max(TRUSTED_BYTES, MOST_EXPANSION * path.stat().st_size):
+            problem = f"{path} has {format_bytes(path.stat().st_size)} and unpacks to {format_bytes(unpacked)}"
+            raise BadInputError(problem, remedy="store what it holds uncompressed (numpy.savez)")
         for member in packed.infolist():
             with packed.open(member) as file:
                 _require_whole(f"{path}, {member.filename}", file, member.file_size)

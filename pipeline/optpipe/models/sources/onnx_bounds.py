@@ -1,5 +1,6 @@
 """Bounds of an ONNX file, checked before anything that is recursive, or takes long, reads its graph."""
 
+import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,14 @@ reference = LazyModule("onnx.reference")
 
 MOST_NODES = 10**5
 """Of a graph, with the nodes inside its nodes, and each call of a function counted as the nodes of that function."""
+MOST_GRAPHS = 2**11
+"""Inner graphs of Ifs and Loops; runtimes resolve each of them again in each graph around it."""
 DEEPEST_CALLS = 64
 MOST_AXES = 64
 LONGEST_LOOP = 10**5
 """The most rounds of a Loop, and of the Loops inside it together."""
+MOST_ROUNDS, MOST_GROWN = 64, 2**28
+"""Rounds of a Loop whose shapes are followed, and the elements to which a value of it may grow in them."""
 MOST_ELEMENTS = 2**30
 """The largest tensor: 4 GiB in FP32, which no network needs for the few samples of a reference."""
 MOST_RANGE = 2**22
@@ -75,7 +80,11 @@ def require_bounded_graph(model: Any, path: Path) -> None:
                 "inline them before the export"
             )
         total = 0
-        for graph in iterate_graphs(scope):
+        for number, graph in enumerate(iterate_graphs(scope)):
+            if number > MOST_GRAPHS:
+                raise BadInputError(
+                    f"{path}: more than {MOST_GRAPHS} graphs lie inside its Ifs and Loops\n{_SMALLER_WAY_OUT}"
+                )
             total += len(graph.node)
             for node in graph.node:
                 if (ends := max(len(node.input), len(node.output))) > MOST_NODES:
@@ -114,6 +123,69 @@ def _iterate_rounds(graph: Any, outer: Mapping[str, Any], around: int) -> Iterat
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _iterate_rounds(attribute.g, known, rounds)
+
+
+def require_bounded_growth(model: Any, path: Path) -> None:
+    """Raises BadInputError for a Loop of the graph whose values grow from round to round to more than MOST_GROWN elements.
+
+    Shapes are inferred round by round, at most MOST_ROUNDS times: what doubles shows itself in thirty. An open dimension is one.
+    """
+    inferred = _infer_sizes(model).graph
+    values = {each.name: each for each in (*inferred.input, *inferred.value_info)}
+    for tensor in inferred.initializer:
+        values[tensor.name] = onnx.helper.make_tensor_value_info(
+            tensor.name, tensor.data_type, list(tensor.dims)
+        )
+    for node in model.graph.node:
+        bodies = [each.g for each in node.attribute if each.HasField("g")]
+        if node.op_type == "Loop" and bodies:
+            largest = _simulate_rounds(bodies[0], node.input[2:], values, model.opset_import)
+            if largest > MOST_GROWN:
+                name = escape(node.name or "".join(node.output[:1]))[:80]
+                raise BadInputError(
+                    f"{path}: the values of Loop '{name}' grow to more than {MOST_GROWN} elements within {MOST_ROUNDS} rounds\n"
+                    f"{_SMALLER_WAY_OUT}"
+                )
+
+
+def _simulate_rounds(
+    body: Any, given: Sequence[str], values: Mapping[str, Any], opsets: Any
+) -> int:
+    """The elements of the largest value that a Loop carries, as far as shape inference follows it."""
+    largest, carried = 0, [values.get(name) for name in given]
+    own = {name for node in body.node for name in node.output}
+    own |= {each.name for each in (*body.input, *body.initializer)}
+    outer = {name for node in body.node for name in node.input} - own
+    for _ in range(MOST_ROUNDS):
+        ends: list[Any] = [copy.deepcopy(each) for each in carried if each is not None]
+        if len(ends) < len(carried):
+            break
+        for end, known in zip(ends, body.input[2:], strict=False):
+            end.name = known.name
+        free = [copy.deepcopy(values[name]) for name in outer if name in values]
+        starts = [*body.input[:2], *ends, *free]
+        round_ = onnx.helper.make_graph(
+            body.node, "round", starts, body.output, list(body.initializer)
+        )
+        for output in round_.output:
+            output.type.tensor_type.ClearField("shape")
+        try:
+            found = onnx.shape_inference.infer_shapes(
+                onnx.helper.make_model(round_, opset_imports=opsets), data_prop=True
+            )
+        except Exception:  # noqa: BLE001  # what it cannot infer, it may also raise
+            break
+        before = carried
+        carried = list(found.graph.output[1 : 1 + len(given)])
+        shapes = [_list_sizes(each) for each in carried]
+        largest = max([largest, *map(math.prod, shapes)])
+        if largest > MOST_GROWN or shapes == [_list_sizes(each) for each in before]:
+            break
+    return largest
+
+
+def _list_sizes(value: Any) -> list[int]:
+    return [max(each.dim_value, 1) for each in value.type.tensor_type.shape.dim]
 
 
 def require_complete_data(tensors: Iterator[Any], path: Path) -> None:
@@ -180,6 +252,7 @@ def require_bounded_tensors(model: Any, path: Path, memory_bytes: int) -> None:
     Sizes are inferred, also those that constants, or the shapes of tensors, give to Expand, Tile, Range, Pad, Resize, and others
     like them. An open dimension counts as one.
     """
+    require_bounded_growth(model, path)
     inferred = _infer_sizes(model)
     if computed := _compute_sizes(inferred):
         _require_made_sizes(model, path, computed)

@@ -170,6 +170,22 @@ def test_labels_lie_beside_the_inputs(tmp_path) -> None:
     assert [each.label for each in found.files] == list("012012")
 
 
+def test_an_archive_of_hardly_anything_but_zeros_is_refused(tmp_path, monkeypatch) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1000, 1000), np.float32))
+    monkeypatch.setattr("optpipe.models.inputs.tensor_files.TRUSTED_BYTES", 1_000_000)
+    with pytest.raises(BadInputError, match=r"has .* KiB and unpacks to 3.81 MiB"):
+        read_tensor_set(tmp_path / "bomb.npz", (X,))
+    monkeypatch.undo()
+    assert (
+        len(
+            read_tensor_set(
+                tmp_path / "bomb.npz", (InputSpec("x", "float32", *[(1, 1000)] * 3),)
+            ).files
+        )
+        == 1000
+    )
+
+
 def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(
     tmp_path, monkeypatch
 ) -> None:

@@ -3975,11 +3975,18 @@ def parse(text, unit):
     return value
 
 
+PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+LONG_KEY = re.compile(rf"""(?<![A-Za-z0-9_"'-]){PART}(?:[ \t]*+\.[ \t]*+{PART}){{64,}}+""")
+
+
 def read_toml(at, name):
     content = at.bytes(name)
     if len(content) > SIZES["policy bytes"]:
         raise ValueError(f"{name}: too large (§1.1): {len(content)} bytes")
-    return tomllib.loads(content.decode("utf-8-sig"))
+    text = content.decode("utf-8-sig")
+    if LONG_KEY.search(text):
+        raise ValueError(f"{name}: too large (§1.1): a key of more than 64 parts")
+    return tomllib.loads(text)
 
 
 COUNTS = "batch_size", "length", "streams", "steps"  # §4: whole numbers from 1 to 10⁶

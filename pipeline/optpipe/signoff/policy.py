@@ -53,6 +53,7 @@ from optpipe.core.quantity import (
     score_from_text,
 )
 from optpipe.core.settings import format_option
+from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Call, Message
 from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
 from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
@@ -260,7 +261,7 @@ def policy_from_toml(source: bytes, origin: str = "the policy", *, lines: bool =
         raise BadInputError(f"{origin} is too large: {len(source):,} bytes; at most {MAX_BYTES:,}")
     try:
         text = source.decode("utf-8-sig")  # editors on Windows write a byte order mark
-        document = tomllib.loads(text)
+        document = parse_toml(text)
     except UnicodeDecodeError as error:
         raise BadInputError(f"{origin}: not UTF-8 text (byte {error.start})") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -1,6 +1,5 @@
 """The matrix of a sweep: from flags or a TOML file to cells."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,6 +22,7 @@ from optpipe.core.files import read_user_text
 from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.plan import MOST_PROCESSES
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
+from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Argument
 from optpipe.models.artifacts.named import find_buildable_source
 from optpipe.models.sources.libraries import TorchvisionSource
@@ -45,7 +45,7 @@ def matrix_from_options(base: Matrix, given: Mapping[str, Any]) -> Matrix:
 def matrix_from_file(path: Path) -> Matrix:
     """Raises BadInputError with the file and the key."""
     with read_as_user_file(path, "a sweep matrix (TOML)"):
-        table = tomllib.loads(read_user_text(path))
+        table = parse_toml(read_user_text(path))
     try:
         return msgspec.convert(table, Matrix)
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import tomllib
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 
 from optpipe.core.errors import BadInputError, require_existing, require_file
 from optpipe.core.files import hash_file, read_user_bytes, read_user_text
+from optpipe.core.toml import parse_toml
 from optpipe.core.transform import Decode
 from optpipe.evaluate.tasks.masks import decode_mask
 from optpipe.models.inputs import images
@@ -179,3 +181,16 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
     path = tmp_path / "card.toml"
     path.write_bytes("name = 'a'\r\n".encode("utf-8-sig"))
     assert read_user_text(path) == "name = 'a'\n"
+
+
+@pytest.mark.parametrize("key", [".".join("a" * 130_000), "[" + " . ".join(["'a b'"] * 99) + "]"])
+def test_a_key_of_many_parts_is_refused_before_it_is_split(key: str) -> None:
+    with pytest.raises(tomllib.TOMLDecodeError, match="more than 64 parts"):
+        parse_toml(key if key.startswith("[") else f"{key} = 1")
+
+
+@pytest.mark.parametrize(
+    "text", [".".join("a" * 60) + " = 1", f"x = [{'0.5, ' * 999}]", "a" * 9999 + " = 1"]
+)
+def test_other_keys_and_values_are_taken(text: str) -> None:
+    assert parse_toml(text)

@@ -56,6 +56,7 @@ OTHERS = (
     *(f'[[{name}]]\n{key} = "1 B"\n[[{name}]]\n{key} = "2 B"' for name, key in (("size", "maximum"), ("metrics.x", "maximum"))),
     '[[latency]]\np50 = "5 ms"\nbatch_size = 1\n[[latency]]\np99 = "4 ms"',
     f"[[build]]\n{SIZE}",
+    f"{SIZE}{'.'.join('a' * 70)} = 1",
     *("", "[latency]", '[latency]\nx = "1 ms"', f'{SIZE}[build]\nx = "1"', '[LATENCY]\np50 = "1 ms"', "[speedup]\nminimum = 2"),
     '[latency]\np50 = "5 ms"\nscenario = "offline"\nrate = "5 queries/s"',
     '[latency]\np50 = "5 ms"\nscenario = "multi-stream"',

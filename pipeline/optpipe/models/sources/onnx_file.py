@@ -257,6 +257,8 @@ LONGEST_NAME = 4096
 _NOT_IN_NUMPY = re.compile("FLOAT[48]|U?INT[24]$")
 _STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _PROBE_IR = 8
+MOST_BYTES = 2**31
+"""Protocol buffers hold no more; larger weights lie in files beside the graph."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
 _TENSORS_OF = {"SequenceConstruct": slice(None), "ZipMap": slice(None), "SplitToSequence": slice(1)}
 """Inputs that hold the tensors of an operator's sequence or map."""
@@ -588,7 +590,7 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
     with the others, exceeds the size of one ONNX file.
     """
     with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
-        require_regular_file(path, get_memory_bytes())
+        require_regular_file(path, min(MOST_BYTES, get_memory_bytes()))
         model = onnx.load(path, load_external_data=False)
         require_bounded_lists(model, path)
         outside = [

@@ -15,6 +15,7 @@ from optpipe.core.card import ModelCard, Tokenization, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value, read_user_text
+from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Argument
 from optpipe.models.sources.in_memory import PREFIX as IN_MEMORY
 from optpipe.models.sources.libraries import (
@@ -102,7 +103,7 @@ class CardSource:
     @cached_property
     def _table(self) -> Mapping[str, Any]:
         try:
-            table = tomllib.loads(read_user_text(self.path))
+            table = parse_toml(read_user_text(self.path))
         except (OSError, RecursionError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadInputError(f"{self.path} is not a readable model card: {error}") from error
         _require_known(table, self.path)

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -173,10 +174,16 @@ class Entry(Generic[Info]):
         return sum(record.size_bytes for record in self.manifest.files.values())
 
     def find_damage(self, only: str | None = None) -> str | None:
-        """The first problem with its files, or with `only` one; None if every byte is as stored."""
-        hashes = {
-            name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)
-        }
+        """The first problem with its files, or with `only` one; None if every byte is as stored.
+
+        A file of another size is not read: it may be a hole of terabytes.
+        """
+        stated = {name: each for name, each in self.manifest.files.items() if only in (None, name)}
+        for name, each in stated.items():
+            with suppress(OSError, BadInputError):
+                if self.files.has(name) and self.file(name).stat().st_size != each.size_bytes:
+                    return f"{name}: changed"
+        hashes = {name: each.sha256 for name, each in stated.items()}
         return next(iter(find_changed_files(self.files, hashes)), None)
 
     def find_problems(self) -> list[str]:

@@ -53,6 +53,15 @@ def test_a_second_request_is_answered_from_the_store(tmp_path: Path) -> None:
     assert second.info == Thing(42)
 
 
+def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
+    """It would take hours."""
+    store = Store(tmp_path)
+    entry = put(store, Thing(), {"of": 1}, files={"model.onnx": b"1234"})
+    os.truncate(entry.file("model.onnx"), 2**43)
+    assert entry.find_damage() == "model.onnx: changed"
+    assert store.get(Thing, {"of": 1}) is None
+
+
 def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first, second = (put(store, Thing(), {"a": each}) for each in (1, 2))

@@ -100,7 +100,7 @@ def put_right(folder):
         verdict, evidence = judge_dossier(found)
         (folder / "verdict.json").write_bytes(json_from_record(verdict))
         write_reports(render_dossier(found, verdict, evidence, figures=False), folder)
-    except (BadInputError, ValueError, TypeError):
+    except (BadInputError, ValueError, TypeError, IndexError):
         pass  # the project itself refuses it
     seal_folder(folder)
 
@@ -246,7 +246,7 @@ def move(by):
 
 
 OUTSIDE, DAY = "../../../../../../etc/passwd", timedelta(days=1)
-STATED_BENCH = "output checks, inputs, peak memory of the host, reasons"
+STATED_BENCH = "output checks, inputs, peak memory of the host, load times, reasons"
 STATED_BUILDS = "facts of the builds: stated by"
 FORGERIES = {
     # files outside the dossier

@@ -217,6 +217,8 @@ class SpeedBounds:
     """A backend whose code is this one's, compiled, and never slower; empty if there is none."""
     gain_over_tf32: float = inf
     """The most times that any of its builds is as fast as the one in TF32, which is built within seconds."""
+    gain_over_eager: float = inf
+    """The most times that any of its FP32 builds is taken to be as fast as torch without a compiler."""
     fuses: bool = False
     """Whether it fuses elementwise operators into matrix kernels more than other backends do."""
 

@@ -104,31 +104,35 @@ class BuildOrder:
     """One plan per backend whose TF32 build may show that none of its builds can win."""
     spared: Mapping[str, SparedBuilds] = field(default_factory=dict)
     """By the backend whose FP16 build spares them; the empty name stands for any backend."""
-    narrow: tuple[BuildPlan, ...] = ()
-    """On a CPU, one plan per backend and type of 16 bits, which a short trial of the model may rule out."""
+    doubtful: tuple[tuple[BuildPlan, ...], ...] = ()
+    """On a CPU, groups of plans, of one backend each, which the builds before them, or a trial of the model, may rule out."""
 
 
 def order_cpu_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> BuildOrder:
-    """Leaves torch's builds in 16 bits for later, which most CPUs compute slower than FP32. If the user `named` the backends, all are
-    built first.
+    """Leaves compiled builds of torch for later, and its builds in 16 bits, which most CPUs compute slower than FP32. If the user
+    `named` the backends, all are built first.
     """
-    torch_backends = tuple(each for each in plan.backends if each.needs_module)
-    narrow = tuple(kind for kind in plan.precisions if kind in NARROW)
     if named or not has_module or Precision.FP32 not in plan.precisions:
         return BuildOrder(first=(plan,))
 
-    others = tuple(each for each in plan.backends if each not in torch_backends)
+    of_torch = tuple(each for each in plan.backends if each.needs_module)
+    others = tuple(each for each in plan.backends if each not in of_torch)
+    compilers = {each.speed_bounds("cuda").compiled_by for each in of_torch}
+    eager = tuple(each for each in of_torch if each.name not in compilers)
+    compiled = tuple(each for each in of_torch if each.name in compilers)
+    narrow = tuple(kind for kind in plan.precisions if kind in NARROW)
     wide = tuple(kind for kind in plan.precisions if kind not in narrow)
-    first = (
-        replace(plan, backends=others),
-        replace(plan, backends=torch_backends, precisions=wide),
-    )
+    first = (replace(plan, backends=others), replace(plan, backends=eager, precisions=wide))
+
     return BuildOrder(
         first=tuple(each for each in first if each.backends),
-        narrow=tuple(
-            replace(plan, backends=(backend,), precisions=(kind,))
-            for kind in narrow
-            for backend in torch_backends
+        doubtful=(
+            tuple(replace(plan, backends=(each,), precisions=wide) for each in compiled),
+            tuple(
+                replace(plan, backends=(each,), precisions=(kind,))
+                for kind in narrow
+                for each in of_torch
+            ),
         ),
     )
 

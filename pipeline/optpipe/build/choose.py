@@ -1,6 +1,6 @@
 """`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision available here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from optpipe.build.budget import choose_budget, judge_builds, require_judgeable
 from optpipe.build.build import build_model, require_artifacts
 from optpipe.build.candidates import (
+    NARROW,
     add_static_batches,
     order_cpu_builds,
     order_gpu_builds,
@@ -159,13 +160,24 @@ def choose_build(
                 continue
             build_more(spared.plan)
 
-        if order.narrow:
+        gains: dict[Precision, float] = {}
+        for doubtful in order.doubtful:
             able = [each for each in judged if each.keeps_budget]
             slowdowns = measure_slowdowns(able, sizes, card, times)
-            promising, hopeless_kinds = _try_narrow(
-                order.narrow, able, slowdowns, model, card, sizes, listener
-            )
-            omitted += hopeless_kinds
+            promising: list[BuildPlan] = []
+            for candidate in doubtful:
+                (backend,), kinds = candidate.backends, candidate.precisions
+                precision = Precision.FP32 if Precision.FP32 in kinds else kinds[0]
+                if precision in NARROW and precision not in gains:
+                    with listener.step(f"try {precision} on this CPU"):
+                        gains[precision] = measure_gain(model.fresh_module, card, precision, sizes)
+                gain = gains.get(precision, 1.0)
+                reason = rule_out_precision(backend, precision, able, slowdowns, gain)
+                if reason is None:
+                    promising.append(candidate)
+                else:
+                    named = precision if len(kinds) == 1 else ""
+                    omitted += (Omission(backend.name, named, reason),)
             build_more(*promising)
         require_artifacts(build)
         with open_run(store.workspace, "choose") as run:
@@ -195,31 +207,6 @@ def choose_build(
             )
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
-
-
-def _try_narrow(
-    plans: Sequence[BuildPlan],
-    built: Sequence[BuiltArtifact],
-    slowdowns: Mapping[str, float],
-    model: Model,
-    card: ModelCard,
-    sizes: Sequence[int],
-    listener: Listener,
-) -> tuple[list[BuildPlan], tuple[Omission, ...]]:
-    """Those of `plans`, each of one backend and a type of 16 bits, that may win on this CPU, and why the others cannot."""
-    gains: dict[Precision, float] = {}
-    promising, omitted = [], []
-    for plan in plans:
-        (backend,), (precision,) = plan.backends, plan.precisions
-        if precision not in gains:
-            with listener.step(f"try {precision} on this CPU"):
-                gains[precision] = measure_gain(model.fresh_module, card, precision, sizes)
-        reason = rule_out_precision(backend, precision, built, slowdowns, gains[precision])
-        if reason is None:
-            promising.append(plan)
-        else:
-            omitted.append(Omission(backend.name, precision, reason))
-    return promising, tuple(omitted)
 
 
 def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """What is said of every build of a race, and the texts of a choice, a build and doctor."""
 
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
 from tests.fakes.sessions import PlantedSession
 
+from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.build import slowdowns as first_look
@@ -140,6 +142,22 @@ def test_a_narrow_type_is_ruled_out_by_a_trial_of_the_module():
     assert rule_out_precision(TorchEager(), Precision.FP16, builds, planted, 1.0) is None
     assert rule_out_precision(TorchEager(), Precision.BF16, builds, planted, inf) is None
     assert rule_out_precision(TorchEager(), Precision.FP16, builds, {"aaaa": 1.0}, 0.1) is None
+
+    # what was not compiled is judged by the eager build
+    compiled = partial(rule_out_precision, Inductor(), Precision.FP32, builds)
+    assert "at most 4 times as fast" in (compiled({"aaaa": 1.0, "bbbb": 15.4}, 1.0) or "")
+    assert compiled({"aaaa": 1.0, "bbbb": 7.0}, 1.0) is None
+    assert compiled({"aaaa": 1.0}, 1.0) is None
+
+
+def test_a_build_that_a_cpu_disturbed_once_is_raced(monkeypatch):
+    """Its best look counts; one that is slow each time is not raced."""
+    seen = {"aaaa": [1.0], "bbbb": [9.0, 1.1], "cccc": [9.0, 8.0, 8.5]}
+    monkeypatch.setattr(first_look, "_time_build", lambda build, *_: [seen[build.entry.id].pop(0)])
+    builds = [judged(name) for name in seen]
+    card = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1,), (1,), (1,)),))
+    slowdowns = measure_slowdowns(builds, (1,), card, {})
+    assert explain_hopeless(slowdowns, "cpu").keys() == {"cccc"}
 
 
 def test_the_winner_comes_first_and_every_loser_has_its_reason():

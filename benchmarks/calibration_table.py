@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.calibration_of_intervals import PARTS, Row, read_rows
 
@@ -144,9 +145,11 @@ def main() -> int:
     return 0
 
 
-def make_table(about: dict[str, float], found: dict[str, list[Row]]) -> str:
+def make_table(about: dict[str, Any], found: dict[str, list[Row]]) -> str:
+    others = [f"{each:g} for `{name}`" for name, each in about.get("other_scales", {}).items()]
+    scale = ", ".join([f"Scale {about['scale']:g}", *others])
     lines = [
-        f"Scale {about['scale']:g}, {about['seconds']:,} s on {about['cores']} cores; {_count(found)}\n",
+        f"{scale}; {about['seconds']:,} s on {about['cores']} cores. {_count(found)}\n",
         "| simulated | part | rows | before | worst now (± 1 sd) | goal |",
         "|---|---|---|---|---|---|",
     ]

@@ -143,7 +143,7 @@ def evaluate_builds(
     from dataclasses import replace
 
     from optpipe.core.quantity import drop_from_text
-    from optpipe.evaluate.evaluate import run_evaluation
+    from optpipe.evaluate.evaluate import EvaluationRequest, run_evaluation
 
     require_metric(metric)
     own = read_scores(scores)
@@ -173,16 +173,16 @@ def evaluate_builds(
         )
         record = run_evaluation(
             model,
-            path,
-            None,
-            0,
-            budget,
+            EvaluationRequest(
+                data=path,
+                budget=budget,
+                task=task,
+                only=[each.stored.entry for each in built],
+                scores=[make_sampled_score(each, card) for each in own],
+                truncate=truncate,
+            ),
             workspace.store,
             listener,
-            task,
-            only=[each.stored.entry for each in built],
-            scores=[make_sampled_score(each, card) for each in own],
-            truncate=truncate,
         )
         _report_failures(record, listener)
         return Evaluation(workspace, replace(record, warnings=tuple(listener.warnings)))

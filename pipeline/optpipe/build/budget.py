@@ -15,7 +15,7 @@ from optpipe.core.events import Listener
 from optpipe.core.precision import Budget, Precision
 from optpipe.core.quantity import format_snr
 from optpipe.core.wording import Argument
-from optpipe.evaluate.evaluate import run_evaluation
+from optpipe.evaluate.evaluate import EvaluationRequest, run_evaluation
 from optpipe.evaluate.recompute import recompute_accuracy
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks import TASKS
@@ -130,14 +130,9 @@ def judge_builds(
         entries = [each.entry for each in whole]
         found = run_evaluation(
             model,
-            data,
-            None,
-            0,
-            budget.limit / 100,
+            EvaluationRequest(data, budget=budget.limit / 100, only=entries, truncate=truncate),
             store,
             listener,
-            only=entries,
-            truncate=truncate,
         )
         run, task = load_run(Path(found.run_dir)), TASKS[Task(found.task)]
         accuracy = {

@@ -72,7 +72,7 @@ def evaluate(
         document_from_layers,
         page_from_layers,
     )
-    from optpipe.evaluate.evaluate import list_states, run_evaluation
+    from optpipe.evaluate.evaluate import EvaluationRequest, list_states, run_evaluation
     from optpipe.evaluate.tasks.user_file import find_user_task
     from optpipe.models.artifacts.named import find_builds_by_id
 
@@ -108,19 +108,16 @@ def evaluate(
         if accuracy_budget is None
         else drop_from_text(accuracy_budget, "--accuracy-budget") / 100
     )
-    own = find_user_task(task) if task else None
-    found = run_evaluation(
-        wanted,
-        data,
-        count,
-        seed,
-        budget,
-        store,
-        terminal,
-        own,
-        truncate=truncate,
+    request = EvaluationRequest(
+        data=data,
+        count=count,
+        seed=seed,
+        budget=budget,
+        task=find_user_task(task) if task else None,
         only=find_builds_by_id(model, store) or None,
+        truncate=truncate,
     )
+    result = run_evaluation(wanted, request, store, terminal)
     return Outcome(
-        found, lambda record: document_from_evaluation(record, list_states(store)), found.status
+        result, lambda record: document_from_evaluation(record, list_states(store)), result.status
     )

@@ -410,85 +410,84 @@ def write_predictions(
     write_parquet(path, table)
 
 
-def run_evaluation(
-    model: Model,
-    data: Path | None,
-    count: int | None,
-    seed: int,
-    budget: float | None,
-    store: Store,
-    listener: Listener,
-    user_task: UserTask | CallableTask | None = None,
-    only: Sequence[Entry[ArtifactInfo]] | None = None,
-    scores: Sequence[SampleScore] = (),
-    *,
-    truncate: bool = False,
-) -> Evaluation:
-    """Evaluates the stored artifacts of `model`, or `only` some of them, and writes the run.
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """What is scored, and on which samples."""
 
-    `user_task` replaces the card's task; `scores` join those of plug-ins; `truncate` cuts texts that are longer than the model's
-    input. Raises BadInputError without samples or artifacts, and for scores that the task does not have.
+    data: Path | None = None
+    """The card's validation set by default."""
+    count: int | None = None
+    seed: int = 0
+    budget: float | None = None
+    """The highest drop of the score, as a share; None judges no drop."""
+    task: UserTask | CallableTask | None = None
+    """Replaces the card's task."""
+    only: Sequence[Entry[ArtifactInfo]] | None = None
+    """Some of the stored artifacts; all of the model by default."""
+    scores: Sequence[SampleScore] = ()
+    """Join those of plug-ins."""
+    truncate: bool = False
+    """Whether texts that are longer than the model's input are cut."""
+
+
+def run_evaluation(
+    model: Model, request: EvaluationRequest, store: Store, listener: Listener
+) -> Evaluation:
+    """Evaluates the stored artifacts of `model`, and writes the run.
+
+    Raises BadInputError without samples or artifacts, and for scores that the task does not have.
     """
     store.require_writable()
-    require_existing(data, "data")
+    require_existing(request.data, "data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
+    data = request.data
     if data is not None:
-        data = store_python_file(data, card, store, listener, count, seed)
-    task = user_task or find_task(card)
-    task_name = user_task.name if user_task else str(card.task)
-    wanted = choose_scores(scores, task_name)
-    if stored is not None and user_task is None:
+        data = store_python_file(data, card, store, listener, request.count, request.seed)
+    task = request.task or find_task(card)
+    task_name = request.task.name if request.task else str(card.task)
+    wanted = choose_scores(request.scores, task_name)
+    if stored is not None and request.task is None:
         require_fitting_task(model, stored)
-    own = card.data.get("validation")
-    if data is None and own is None:
-        what, form = ("texts", "FILE") if card.tokenization else ("images", "DIR")
-        raise BadInputError(
-            f"the model card of {card.name} has no validation set; pass labeled {what} with "
-            + Argument("data", form)
-        )
-    artifacts = list_model_artifacts(model, card, store) if only is None else list(only)
+    source = data or _find_validation_set(card)
+    artifacts = (
+        list_model_artifacts(model, card, store) if request.only is None else list(request.only)
+    )
+
     exported, _ = export_model(model, store, listener, stored)
     card = read_stored_card(exported)
     task.require_model(card)
-    source = data or Path(str(own))
-    validates = count is None and own is not None and source.resolve() == Path(own).resolve()
     samples, unreadable = load_sample_set(
-        exported, card, source, count, seed, listener, truncate=truncate
+        exported, card, source, request.count, request.seed, listener, truncate=request.truncate
     )
     task.require_rows(samples)
     task.require_capacity(samples, card, 1 + len(artifacts))
     names = [each.group for each in samples.files]
     task = task.with_groups(names)
     # fails before anything runs if the truths do not fit
-    truths = task.read_truths(samples, card, task.count_classes(card))
+    known_truths = task.read_truths(samples, card, task.count_classes(card))
     selection = read_selection(exported.file(ONNX))
 
     @cache
     def read_truths(classes: int) -> Values | None:
-        return task.read_truths(samples, card, classes) if truths is None else truths
+        if known_truths is not None:
+            return known_truths
+        return task.read_truths(samples, card, classes)
 
     trained = exported.info.weights.trained
     recorder = partial(PartRecorder, wanted, task, read_truths) if wanted and trained else None
     rows = evaluate_artifacts(
         model, exported, artifacts, samples, task, store, listener, selection, recorder
     )
-    assert rows[0].predictions is not None
-    classes = task.count_classes(card) or rows[0].predictions.classes
+    predicted = rows[0].predictions
+    assert predicted is not None
+    classes = task.count_classes(card) or predicted.classes
     truths = read_truths(classes)
     labels = card.labels if task.names_classes else ()
-    selected = card.task is Task.DETECTION and card.outputs[0].name in selection.outputs
-    units, kind = len(rows[0].predictions.values), samples.kind
-    if truths is not None:
-        units, kind = task.count_units(truths), task.unit_kind or kind
-        if left_out := task.describe_left_out(truths):
-            listener.warn(left_out)
-        if trained and (absent := task.describe_absent(truths, rows[0].predictions.values, labels)):
-            listener.warn(absent)
-    if units < FEWEST_SAMPLES:
-        listener.warn(
-            f"few samples ({units} {kind}): intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
-        )
+    _warn_of_samples(
+        task, truths, predicted.values, samples.kind, labels, listener, trained=trained
+    )
+
     rules = state_rules(wanted) if truths is not None and trained else {}
     scored = score_artifacts(
         rows,
@@ -496,15 +495,15 @@ def run_evaluation(
         task,
         labels,
         classes,
-        budget,
+        request.budget,
         trained=trained,
-        selected=selected,
+        selected=card.task is Task.DETECTION and card.outputs[0].name in selection.outputs,
         selection=selection,
         rules=rules,
     )
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
-        found = Evaluation(
+        evaluation = Evaluation(
             model=card.name,
             source=drop_folder(card.source),
             model_id=exported.id,
@@ -513,25 +512,67 @@ def run_evaluation(
                 name=samples.name,
                 kind=samples.kind,
                 sha256=samples.sha256,
-                count=len(rows[0].predictions.values),
+                count=len(predicted.values),
                 unreadable=tuple(str(path) for path, _ in unreadable),
                 labeled=truths is not None,
                 classes=classes,
                 labels=labels,
                 truncated=samples.truncated if isinstance(samples, TextSet) else 0,
-                validation=validates,
+                validation=request.count is None and _is_validation_set(source, card),
                 groups=len(set(names)) if names and None not in names else None,
             ),
-            accuracy_budget=budget,
+            accuracy_budget=request.budget,
             results=tuple(scored),
             run_dir=str(run.path),
             task=task_name,
             sampled=rules,
             scoring=task.describe_scoring(card),
         )
-        write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.name)))
+        write_bytes(run.path / EVALUATION, json_from_record(replace(evaluation, run_dir=run.name)))
         parents = [exported.id, *(each.id for each in artifacts)]
         finish_run(
             run, command=get_command_line(), parents=parents, model=card.name, trained=trained
         )
-    return found
+    return evaluation
+
+
+def _find_validation_set(card: ModelCard) -> Path:
+    """The card's; raises BadInputError if it names none."""
+    own = card.data.get("validation")
+    if own is None:
+        what, form = ("texts", "FILE") if card.tokenization else ("images", "DIR")
+        raise BadInputError(
+            f"the model card of {card.name} has no validation set; pass labeled {what} with "
+            + Argument("data", form)
+        )
+    return Path(str(own))
+
+
+def _is_validation_set(source: Path, card: ModelCard) -> bool:
+    own = card.data.get("validation")
+    return own is not None and source.resolve() == Path(own).resolve()
+
+
+def _warn_of_samples(
+    task: TaskContract,
+    truths: Values | None,
+    predicted: Values,
+    kind: str,
+    labels: Sequence[str],
+    listener: Listener,
+    *,
+    trained: bool,
+) -> None:
+    """Warns about truths that are left out, classes that no sample has, and few samples."""
+    units = len(predicted)
+    if truths is not None:
+        units, kind = task.count_units(truths), task.unit_kind or kind
+        if left_out := task.describe_left_out(truths):
+            listener.warn(left_out)
+        if trained and (absent := task.describe_absent(truths, predicted, labels)):
+            listener.warn(absent)
+
+    if units < FEWEST_SAMPLES:
+        listener.warn(
+            f"few samples ({units} {kind}): intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
+        )

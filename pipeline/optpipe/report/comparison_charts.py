@@ -2,19 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from optpipe.core import LazyModule
 from optpipe.core.comparison import Comparison, ComparisonRow, Goal
 from optpipe.core.load import name_sample
 from optpipe.core.metrics.measured import P50, P99
 from optpipe.core.quantity import Estimate
-from optpipe.report.document import Figure, RawFiles, Sentence
-
-if TYPE_CHECKING:
-    import altair as alt
-else:
-    alt = LazyModule("altair", without=("rfc3987_syntax",))
 from optpipe.report.charts import (
     FEWEST_POINTS,
     Bar,
@@ -25,6 +17,7 @@ from optpipe.report.charts import (
     draw_or_state_points,
     draw_processes,
 )
+from optpipe.report.document import Figure, RawFiles, Sentence
 
 MAX_SPEEDUPS = 24
 

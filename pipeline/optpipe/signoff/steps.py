@@ -14,7 +14,7 @@ from optpipe.core.errors import (
 from optpipe.core.events import Listener
 from optpipe.core.metrics.sections import SPEEDUP
 from optpipe.core.wording import Call
-from optpipe.evaluate.evaluate import run_evaluation
+from optpipe.evaluate.evaluate import EvaluationRequest, run_evaluation
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.turns import measure_turns
@@ -133,7 +133,7 @@ def make_steps(
         return [
             Path(
                 run_evaluation(
-                    model(), data, None, 0, None, store, listener, truncate=plan.truncate
+                    model(), EvaluationRequest(data, truncate=plan.truncate), store, listener
                 ).run_dir
             )
         ]

@@ -611,5 +611,15 @@ def compare_training_transform(
     )
     worst, first = replace(worst, file=str(folder / worst.file)), next(iter(changes), None)
     images = ImagesRecord(str(samples.root), len(paths))
-    found = (verdict, reason, first, TOLERANCE_LEVELS, tuple(differences), worst)
-    return AgainstRecord(model, training.text, training.given, images, *found)
+    return AgainstRecord(
+        model=model,
+        transform=training.text,
+        given=training.given,
+        images=images,
+        verdict=verdict,
+        reason=reason,
+        step=first,
+        tolerance_levels=TOLERANCE_LEVELS,
+        differences=tuple(differences),
+        worst=worst,
+    )

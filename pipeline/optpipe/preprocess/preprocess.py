@@ -125,8 +125,17 @@ def derive_preprocessing(
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
         plan = speed.dali.plan or plan  # the fastest plan is proven and stored
-    made_of = card, transform, plan, exported.id, store, listener
-    artifact = run_step("pipeline", listener, build_preprocessing_artifact, *made_of)
+    artifact = run_step(
+        "pipeline",
+        listener,
+        build_preprocessing_artifact,
+        card,
+        transform,
+        plan,
+        exported.id,
+        store,
+        listener,
+    )
     decodes, boxes = decoder is not None, decoder is not None and lacks_image_axis(card)
     with (
         open_model_function(exported.file(ONNX), card, every=decodes, boxes=boxes) as infer,

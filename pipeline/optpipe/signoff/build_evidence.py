@@ -579,9 +579,10 @@ def observe_group(
         longer = Argument("warm_up", setting=True) + ", or measure longer ("
         narrow += "; all processes change alike while they are measured: increase "
         narrow += longer + Argument("min_time") + ")"
-    figure = found.value, found.low, found.high
     seen = Observation(
-        *figure,
+        found.value,
+        found.low,
+        found.high,
         blockers,
         about,
         source,

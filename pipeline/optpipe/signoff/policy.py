@@ -460,7 +460,6 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
         for table in tables.get(section, ()):
             load = {key: table[key] for key in LOAD if key in table}
             where = LoadFilter(**load | {"rate": load["rate"][0]} if "rate" in load else load)
-            judged = table.get("output"), table.get("steps"), table.get("over")
             for metric, (sense, _) in limits.items():
                 if metric not in table:
                     continue
@@ -474,7 +473,18 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                         problem = f"{section}.{F1_DROP} is a drop of {F1}, not of {score}"
                         raise ValueError(f"{problem}: write it in points")
                     score = f"{F1}@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
-                yield Criterion(section, metric, sense, threshold, dimension, where, score, *judged)
+                yield Criterion(
+                    section,
+                    metric,
+                    sense,
+                    threshold,
+                    dimension,
+                    where,
+                    score,
+                    output=table.get("output"),
+                    steps=table.get("steps"),
+                    over=table.get("over"),
+                )
 
 
 _ANY_UNIT = tuple(each for each in Dimension if each not in (Dimension.QUERIES, Dimension.POINTS))

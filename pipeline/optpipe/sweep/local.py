@@ -117,9 +117,17 @@ def run_task(
         outcomes = repeat_outcome(task, CellOutcome(JobState.INVALID, why))
     else:
         outcomes, lost = _run_process(task, slot, options, stop, program)
-    host, seconds = hash_text(platform.node())[:8], round(monotonic() - clock, 3)
-    ran = host, slot.name, task.side_by_side
-    return Result(outcomes, slot.fingerprint, slot.environment, *ran, seconds, started, lost)
+    return Result(
+        outcomes,
+        slot.fingerprint,
+        slot.environment,
+        host=hash_text(platform.node())[:8],
+        slot=slot.name,
+        side_by_side=task.side_by_side,
+        seconds=round(monotonic() - clock, 3),
+        started_utc=started,
+        lost=lost,
+    )
 
 
 def _run_process(

@@ -29,8 +29,8 @@ WORDS = {
     "tokens",
 }
 """Names that are keys of other records too; a table of one of them alone says nothing."""
-OF_DATA = {("models/inputs/text_lines.py", "tokens")}
-"""Fields of users' files that are called like a metric."""
+OF_DATA = {("models/inputs/text_lines.py", "tokens"), ("trace/read.py", "metrics")}
+"""Fields of users' files, and a table of a recording, that are called like a metric."""
 ASKING = ("get", "startswith", "endswith", "estimate", "list_values", "compute_mean")
 
 

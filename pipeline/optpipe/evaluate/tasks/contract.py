@@ -325,9 +325,10 @@ class TaskContract:
             )
             effect = max(effect, unseen) if self.find_score(name).over_classes else effect
             effect *= 1.0 if self.groups is None else self.groups.size
-            given = float(value), parts, count, self.score_range, effect
-            is_share = mine.are_means and self.groups is None
-            own = mean_from_samples(parts) if is_share else figure_from_samples(*given)
+            if mine.are_means and self.groups is None:
+                own = mean_from_samples(parts)
+            else:
+                own = figure_from_samples(float(value), parts, count, self.score_range, effect)
             lost = figure_from_samples(
                 sign * float(before - value),
                 sign * (others - parts),

@@ -311,16 +311,14 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     running.place = f"process 2 of {plan.processes}: "
     for subject in subjects:
         subject.expect(plan.processes - 1)
-    is_long = plan.processes * sum(len(subject.points) for subject in subjects) >= MANY_LOADS
     for done in range(1, plan.processes):
-        cause = find_repeated_cause(running.measurements, of_each_build=is_long)
-        left = plan.processes - done
+        cause, left = find_repeated_cause(running.measurements), plan.processes - done
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
             running.stopped = cause
             running.listener.warn(
                 explain_stop(
                     f"process {done} of {plan.processes}"
-                    + (" of each build" if is_long and len(subjects) > 1 else ""),
+                    + (" of each build" if len(subjects) > 1 else ""),
                     cause,
                     turns=Call("bench", "A", against="B", turns=True),
                     anyway=Call(

@@ -103,23 +103,19 @@ def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
     return tuple(sorted(found, key=lambda reason: not reason.invalidates))
 
 
-def find_repeated_cause(
-    measured: Sequence[Measurement], *, of_each_build: bool = False
-) -> Reason | None:
+def find_repeated_cause(measured: Sequence[Measurement]) -> Reason | None:
     """The cause on the machine that made the last STOP_AFTER processes INVALID, in all their measurements; None without one.
 
-    It may have symptoms beside it, such as two speeds. `of_each_build`: the processes of several builds with one number count
-    one by one, as they ran one after the other; otherwise as one.
+    It may have symptoms beside it, such as two speeds. Each build has a process of its own in a round of several.
     """
-    causes: dict[tuple[int, str], list[dict[str, Reason]]] = {}
+    causes: dict[int, list[dict[str, Reason]]] = {}
     for each in measured:
         found = {
             reason.code: reason
             for reason in each.reasons
             if reason.invalidates and reason.code in HOST_CAUSES
         }
-        build = each.subject.artifact if of_each_build else ""
-        causes.setdefault((each.process, build), []).append(found)
+        causes.setdefault(each.process, []).append(found)
     if len(causes) < STOP_AFTER:
         return None
     points = [point for process in list(causes.values())[-STOP_AFTER:] for point in process]

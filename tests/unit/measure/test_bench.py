@@ -90,22 +90,6 @@ def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_sho
     assert cause(("loaded-host",), ("loaded-host", "drift")) is None
 
 
-def test_processes_of_several_builds_count_one_by_one_in_a_long_run() -> None:
-    disturbed, slow = (Reason(code, "", "", True) for code in ("loaded-host", "drift"))
-
-    def measure(build, reason):
-        subject = Subject(build, "fake", "fp32", "cpu")
-        return [planted(subject, size, 1.0, process=0, reasons=[reason]) for size in (1, 2)]
-
-    both = [*measure("a", disturbed), *measure("b", disturbed)]
-    assert find_repeated_cause(both) is None
-    found = find_repeated_cause(both, of_each_build=True)
-    assert found is not None
-    assert found.code == "loaded-host"
-    for one in (measure("a", disturbed), [*measure("a", slow), *measure("b", disturbed)]):
-        assert find_repeated_cause(one, of_each_build=True) is None
-
-
 def test_numbers_of_numpy_are_counts() -> None:
     plan = plan_bench({}, processes=np.int64(3), seed=np.uint8(7))  # type: ignore[arg-type]
     assert (plan.processes, plan.seed) == (3, 7)

@@ -291,7 +291,7 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
         others = f", other outputs {text}" if parity.outputs else ""
         text = f"{parity.box_agreement:.1%} of the boxes agree{others}"
     if parity.top1_accuracy is not None:
-        source = f"source {parity.source_top1_accuracy:.2%}, {parity.samples:,} images"
+        source = f"source {parity.source_top1_accuracy:.2%}, {parity.samples:,} samples"
         text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
     elif parity.top1_agreement is not None:
         text += f", top-1 agreement {parity.top1_agreement:.1%}"

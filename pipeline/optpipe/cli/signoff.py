@@ -32,6 +32,7 @@ from optpipe.core.verdict import is_reason
 from optpipe.core.wording import Call
 
 if TYPE_CHECKING:
+    from optpipe.core.verdict import Verdict
     from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
 
@@ -71,11 +72,12 @@ class DossierOptions:
             for name in self.export:
                 require_tracker(name)
 
-    def export_dossier(self, folder: Path, terminal: "Terminal") -> None:
-        """A tracker that fails or hangs is a warning: the verdict stands before it is sent."""
+    def export_dossier(self, verdict: "Verdict", folder: Path, terminal: "Terminal") -> None:
+        """A tracker that fails or hangs is a warning: the verdict is told before it is sent."""
         if self.export:
             from optpipe.deploy.trackers.registry import export_after_signoff
 
+            terminal.inform(f"{verdict}: the dossier is {folder}; now it is exported")
             for name, place in export_after_signoff(folder, self.export, terminal).items():
                 terminal.inform(f"{name}: {place}")
 
@@ -168,7 +170,7 @@ def signoff(
     except KeyboardInterrupt:
         _tell_how_to_resume(terminal)
         raise
-    how.export_dossier(folder, terminal)
+    how.export_dossier(verdict.verdict, folder, terminal)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     return Outcome(
         document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status
@@ -303,7 +305,7 @@ def run(
         _tell_how_to_resume(terminal)
         raise
     notes.unlink(missing_ok=True)
-    how.export_dossier(folder, terminal)
+    how.export_dossier(verdict.verdict, folder, terminal)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     shown = document_from_pipeline_run(steps, verdict, folder)
     return Outcome(

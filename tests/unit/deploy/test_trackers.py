@@ -150,6 +150,22 @@ def test_after_a_sign_off_a_slow_or_absent_tracker_is_a_warning(dossier, monkeyp
     assert "signoff export" in listener.warnings[0]
 
 
+def test_an_interrupted_export_ends_no_sign_off_and_no_further_tracker_is_waited_for(
+    dossier, monkeypatch
+):
+    asked = []
+
+    def interrupt(_folder, name, _seconds):
+        asked.append(name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "_export_apart", interrupt)
+    listener = SilentListener()
+    assert export_after_signoff(dossier, ("mlflow", "model-card"), listener) == {}
+    assert asked == ["mlflow"]
+    assert ["interrupted" in each for each in listener.warnings] == [True, True]
+
+
 def test_a_plug_in_has_its_name_and_a_send():
     assert read_tracker_plugin("broken", Broken).name == "broken"
     with pytest.raises(BadInputError):

@@ -23,6 +23,7 @@ from optpipe.workspace.seal import SUMS, find_seal_problems
 
 SECONDS = 120.0
 """A tracker that takes longer after a sign-off is given up; the dossier stays, and can be exported later."""
+INTERRUPTED = "it was interrupted"
 _OWN = MlflowTracker(), WandbTracker(), ModelCardTracker()
 
 
@@ -78,14 +79,21 @@ def export_dossier(folder: Path, name: str, output: Path | None = None) -> str:
 def export_after_signoff(
     folder: Path, names: tuple[str, ...], listener: Listener, seconds: float = SECONDS
 ) -> Mapping[str, str]:
-    """Exports a finished dossier in processes of their own. What fails, or takes longer than `seconds`, is a warning.
+    """Exports a finished dossier in processes of their own. What fails, takes longer than `seconds`, or is interrupted is a warning.
 
     Returns where it is, by tracker.
     """
-    found = {}
+    found, interrupted = {}, False
     for name in names:
-        with listener.step(f"export to {name}"):
-            place, why = _export_apart(folder, name, seconds)
+        try:
+            with listener.step(f"export to {name}"):
+                place, why = (
+                    ("", INTERRUPTED) if interrupted else _export_apart(folder, name, seconds)
+                )
+        except (
+            KeyboardInterrupt
+        ):  # the user does not want to wait for a tracker; the verdict stands
+            place, why, interrupted = "", INTERRUPTED, True
         if why:
             again = Call("signoff export", folder, to=name)
             listener.warn(
@@ -105,6 +113,9 @@ def _export_apart(folder: Path, name: str, seconds: float) -> tuple[str, str]:
         except TimeoutExpired:
             process.kill()
             return "", f"it took longer than {seconds:.0f} s"
+        except BaseException:
+            process.kill()
+            raise
 
     why = _find_reason(errors.decode(errors="replace")) if process.returncode else ""
     return output.decode(errors="replace").strip(), why

@@ -1,6 +1,6 @@
 """INT8 on a CPU by optpipe and by four peers: speed at equal accuracy, time to build, and the lines that a user writes.
 
-usage: python -m benchmarks.peers OUTPUT.json [--only resnet50,text-lines,…] [--threads 1]
+usage: python -m benchmarks.peers OUTPUT.json [--only resnet50,text-lines,…] [--without PEER] [--threads 1]
 
 Needs onnxruntime (it comes with optpipe), openvino, nncf, and torchao; a peer that is not installed, or that cannot take a model, has the
 reason in its row. All get the same file or module, the same calibration samples, and the same held-out samples with their truths. Their
@@ -17,7 +17,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def build_onnxruntime_int8(source: Any, samples: list[dict[str, Any]], threads: 
     return lambda arrays: session.run(None, arrays)[0]
 
 
-def build_openvino_fp32(source: Any, _: Any, threads: int) -> Run:
+def build_openvino(source: Any, _: Any, threads: int) -> Run:
     import openvino
 
     core = openvino.Core()
@@ -170,7 +170,7 @@ def build_optpipe(source: op.Model, samples: Tensors, threads: int) -> Run:
 PEERS: Mapping[str, tuple[str, Callable[..., Run]]] = {
     "ONNX Runtime FP32": ("onnxruntime-gpu", build_onnxruntime_fp32),
     "ONNX Runtime quantize_static": ("onnxruntime-gpu", build_onnxruntime_int8),
-    "OpenVINO FP32": ("openvino", build_openvino_fp32),
+    "OpenVINO by default": ("openvino", build_openvino),
     "OpenVINO with NNCF": ("nncf", build_openvino_nncf),
     "torch.compile FP32": ("torch", build_torch_compile),
     "torchao PT2E (X86Inductor)": ("torchao", build_torchao_pt2e),
@@ -267,8 +267,10 @@ def try_build(build: Callable[[], Run], sample: Arrays) -> tuple[Run | None, flo
     return run, time.monotonic() - begun, ""
 
 
-def compare(name: str, threads: int, folder: Path) -> list[dict[str, Any]]:
-    """A row for each peer."""
+def compare(
+    name: str, threads: int, folder: Path, left_out: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """A row for each peer; those that are `left_out` have none."""
     candidate = make_candidate(name)
     calibration = list_samples(candidate.calibration)
     held_out = list_samples(candidate.held_out)[:MOST_SCORED]
@@ -278,7 +280,7 @@ def compare(name: str, threads: int, folder: Path) -> list[dict[str, Any]]:
         own = candidate.source if build.__name__.startswith("build_torch") else onnx_file
         return lambda: build(own, calibration, threads)
 
-    builds = {label: bind(build) for label, (_, build) in PEERS.items()}
+    builds = {label: bind(build) for label, (_, build) in PEERS.items() if label not in left_out}
     builds["optpipe"] = lambda: build_optpipe(candidate.model, candidate.calibration, threads)
     runs, rows = dict[str, Run](), list[dict[str, Any]]()
     for label, build in builds.items():
@@ -355,6 +357,9 @@ def main() -> None:
     )
     parser.add_argument("output", type=Path)
     parser.add_argument("--only", default=",".join(MODELS))
+    parser.add_argument(
+        "--without", action="append", default=[], choices=list(PEERS), help="leave this peer out"
+    )
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     output = given.output.resolve()
@@ -362,7 +367,7 @@ def main() -> None:
     for name in given.only.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             os.chdir(scratch)  # where quantize_static writes, as in its documentation
-            rows += compare(name, given.threads, Path(scratch))
+            rows += compare(name, given.threads, Path(scratch), given.without)
         document = {"machine": machine, "rows": rows}
         output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(tabulate(rows))

@@ -40,6 +40,7 @@ CARD_FIELDS: Mapping[str, type] = {
 DATA_ROLES = ("train", "calibration", "validation")
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 """Endings of files that hold weights without the code of their module."""
+PROGRAM = ".pt2"
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table", int: "an integer"}
 
 
@@ -248,6 +249,12 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
             place=model,
             remedy="give the code of their module too: FILE.py:FACTORY "
             + Argument("weights", model),
+        )
+    if Path(model).is_file() and Path(model).suffix == PROGRAM:
+        raise BadInputError(
+            "programs of torch.export are not read",
+            place=model,
+            remedy="export it to ONNX, with the Q/DQ pairs that it has; docs/how-to/int8-lost-accuracy.md names the line",
         )
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)

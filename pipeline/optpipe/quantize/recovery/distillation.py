@@ -85,14 +85,15 @@ def distill_graph(
             name: torch.from_numpy(np.ascontiguousarray(value)).to(device)
             for name, value in batches[int(order.integers(len(batches)))].items()
         }
-        with torch.no_grad():
-            wanted = run_teacher.run(feeds, [*outputs, *hidden])
-        found = run_student.run(feeds, [*outputs, *hidden], student.read)
-        loss = _measure_errors(found, wanted, outputs)
-        if hidden:
-            loss = loss + HIDDEN_WEIGHT / len(hidden) * _measure_errors(found, wanted, hidden)
-        optimizer.zero_grad()
-        loss.backward()
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+            with torch.no_grad():
+                wanted = run_teacher.run(feeds, [*outputs, *hidden])
+            found = run_student.run(feeds, [*outputs, *hidden], student.read)
+            loss = _measure_errors(found, wanted, outputs)
+            if hidden:
+                loss = loss + HIDDEN_WEIGHT / len(hidden) * _measure_errors(found, wanted, hidden)
+            optimizer.zero_grad()
+            loss.backward()
         optimizer.step()
         step += 1
     return Distilled(student.write(), student.read_ranges(), len(placed.layers), count)

@@ -17,7 +17,7 @@ from optpipe.core import torch
 from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 from optpipe.quantize.ranges import TensorRange
 from optpipe.quantize.recovery import distillation
-from optpipe.quantize.recovery.distillation import TooSlowError, distill_graph
+from optpipe.quantize.recovery.distillation import NotLearnedError, distill_graph
 from optpipe.quantize.recovery.torch_graph import TorchGraph
 from optpipe.quantize.recovery.torch_operators import UnknownOperatorError
 
@@ -96,9 +96,13 @@ def test_a_network_without_gradient_or_time_is_named(monkeypatch) -> None:
     with pytest.raises(UnknownOperatorError, match="CastLike"):
         distill_graph(model, model, placed, ranges, [{"x": data}], "cpu")
 
-    monkeypatch.setattr(distillation, "LONGEST_S", 0.0)
     model = make_convolutions(np.random.default_rng(0))
     placed = place_qdq(model, "cpu")
     data = draw(np.random.default_rng(0), make_convolutions, 8)
-    with pytest.raises(TooSlowError, match="a step takes"):
+    ranges = find_ranges(model, placed, data)
+    with pytest.raises(NotLearnedError, match="not finite"):
+        distill_graph(model, model, placed, ranges, [{"x": data * np.float32(1e30)}], "cpu")
+
+    monkeypatch.setattr(distillation, "LONGEST_S", 0.0)
+    with pytest.raises(NotLearnedError, match="a step takes"):
         distill_graph(model, model, placed, find_ranges(model, placed, data), [{"x": data}], "cpu")

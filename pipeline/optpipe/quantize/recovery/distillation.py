@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core import torch
+from optpipe.core.errors import first_line
 from optpipe.quantize.qdq import (
     CPU_FORMS,
     LEVELS,
@@ -42,8 +43,8 @@ SMALLEST = 1e-12
 Batch = Mapping[str, NDArray[Any]]
 
 
-class TooSlowError(Exception):
-    """The message says how slow it is."""
+class NotLearnedError(Exception):
+    """Why nothing was learned, in words: no time, no memory, or values that are not finite."""
 
 
 class Distilled(NamedTuple):
@@ -65,7 +66,7 @@ def distill_graph(
 
     `teacher` is the graph in FP32 with the same tensors; `placed` says where `graph` gets its pairs. The result depends on the
     order of sums, so that another number of threads gives other weights. Raises UnknownOperatorError for an operator without
-    gradient, and TooSlowError if fewer than `FEWEST_STEPS` steps fit into `LONGEST_S`.
+    gradient, and NotLearnedError if fewer than `FEWEST_STEPS` steps fit into `LONGEST_S` or into memory, or the errors overflow.
     """
     student = _Student(graph, placed, ranges, device)
     run_student, run_teacher = TorchGraph(graph, device), TorchGraph(teacher, device)
@@ -93,10 +94,19 @@ def distill_graph(
             if hidden:
                 loss = loss + HIDDEN_WEIGHT / len(hidden) * _measure_errors(found, wanted, hidden)
             optimizer.zero_grad()
-            loss.backward()
+            _differentiate(loss)
         optimizer.step()
         step += 1
     return Distilled(student.write(), student.read_ranges(), len(placed.layers), count)
+
+
+def _differentiate(loss: Any) -> None:
+    if not bool(torch.isfinite(loss.detach())):
+        raise NotLearnedError("the network's errors are not finite")
+    try:
+        loss.backward()
+    except RuntimeError as error:  # among them torch.OutOfMemoryError
+        raise NotLearnedError(first_line(error)) from error
 
 
 def _choose_steps(seconds: float, steps: int) -> int:
@@ -104,7 +114,7 @@ def _choose_steps(seconds: float, steps: int) -> int:
     each = seconds / steps
     fitting = int(LONGEST_S / max(each, 1e-9))
     if fitting < FEWEST_STEPS:
-        raise TooSlowError(f"a step takes {each:.0f} s here")
+        raise NotLearnedError(f"a step takes {each:.0f} s here")
     return min(STEPS, fitting)
 
 

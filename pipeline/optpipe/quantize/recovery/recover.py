@@ -42,8 +42,8 @@ from optpipe.quantize.qdq import (
 )
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.quantize.recovery.biases import MeanCounter, correct_biases
-from optpipe.quantize.recovery.distillation import Batch, TooSlowError, distill_graph
-from optpipe.quantize.recovery.layers import EditedGraph, find_output_axis, iterate_tensors
+from optpipe.quantize.recovery.distillation import Batch, NotLearnedError, distill_graph
+from optpipe.quantize.recovery.layers import BATCH, EditedGraph, find_output_axis, iterate_tensors
 from optpipe.quantize.recovery.rounding import collect_moments, round_together
 from optpipe.quantize.recovery.scaling import Divider, divide_channels, list_scaled_tensors
 from optpipe.quantize.recovery.torch_operators import UnknownOperatorError
@@ -66,6 +66,8 @@ MOST_JUDGES = 256
 FEWEST_JUDGES = 8
 DISTILLED_BATCH = 32
 MOST_LEARNED_BYTES = 1 << 30
+MOST_RESULT_BYTES = 1 << 28
+"""Of all layers on one batch; learning holds about ten times as much."""
 MOST_INPUTS = 4608
 """Inputs of one output of a layer whose second moments are held in memory: 3 × 3 × 512."""
 
@@ -191,6 +193,16 @@ def round_weight(
     )
 
 
+def _choose_batch(bench: Workbench, graph: Any) -> int:
+    """Up to `DISTILLED_BATCH` samples, whose layers' results stay inside `MOST_RESULT_BYTES`."""
+    edited = EditedGraph(graph)
+    results = [edited.nodes[name].output[0] for name in bench.list_layers(graph)]
+    values = next(iter(bench.iterate(graph, results)))
+    each = sum(value.nbytes for value in values.values()) / BATCH
+    room = MOST_RESULT_BYTES * (16 if bench.device == "cuda" else 1)
+    return max(1, min(DISTILLED_BATCH, int(room / max(each, 1))))
+
+
 def correct_means(graph: Any, bench: Workbench) -> Change:
     def measure(each: Any, axes: Mapping[str, int]) -> Mapping[str, NDArray[np.float64]]:
         counter = MeanCounter(axes)
@@ -204,20 +216,22 @@ def correct_means(graph: Any, bench: Workbench) -> Change:
 def distill(graph: Any, bench: Workbench) -> Change:
     """`graph` with weights, biases, and ranges learned from the FP32 network; unchanged if it cannot be learned here."""
     _, placed = quantize_graph(graph, bench.table, bench.target)
+    if not placed.layers:
+        return Change(graph, 0)
     teacher = name_nodes(load_onnx(bench.teacher.file(ONNX)))
     try:
         made = distill_graph(
-            graph, teacher, placed, bench.table.ranges, _draw_batches(bench), bench.device
+            graph, teacher, placed, bench.table.ranges, _draw_batches(bench, graph), bench.device
         )
-    except (UnknownOperatorError, TooSlowError) as error:
+    except (UnknownOperatorError, NotLearnedError) as error:
         return Change(graph, 0, said=f"not run: {escape(first_line(error))[:100]}")
     return Change(made.graph, made.layers, made.ranges, f"{made.steps} steps")
 
 
-def _draw_batches(bench: Workbench) -> list[Batch]:
+def _draw_batches(bench: Workbench, graph: Any) -> list[Batch]:
     """The samples that are learned from in batches, as many as `MOST_LEARNED_BYTES` holds."""
     found, held = list[Batch](), 0
-    size = fit_batch_size(bench.card, DISTILLED_BATCH)
+    size = fit_batch_size(bench.card, _choose_batch(bench, graph))
     for batch, _ in iterate_input_batches(bench.model, bench.card, bench.learn, size):
         held += sum(each.nbytes for each in batch.values())
         if found and held > MOST_LEARNED_BYTES:

@@ -212,6 +212,54 @@ def test_threads_take_turns(builds) -> None:
         assert all(map(torch.equal, outputs, expected * 5))
 
 
+def test_a_bound_call_reads_and_writes_where_it_was_bound(builds) -> None:
+    build = builds["fp32"]
+    one, other = images(4, seed=5), images(4, seed=6)
+    expected, of_other = build(one), build(other)
+    given = one.clone()
+    step = build.bind(given)
+    found = step()
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(build(other), of_other)  # which has memory of its own
+    torch.testing.assert_close(found, expected)
+    given.copy_(other)
+    torch.testing.assert_close(step(), of_other)
+    build.close()
+    with pytest.raises(op.BadInputError, match="closed"):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x.numpy(), "give tensors"),
+        (lambda x: x.transpose(2, 3), "not contiguous"),
+        (lambda x: x.to_sparse(), "dense"),
+        (lambda x: x.double(), "float64"),
+        (lambda x: x.repeat(20, 1, 1, 1), "80x3x16x16"),
+    ],
+)
+def test_what_cannot_be_bound_is_refused(builds, change, said) -> None:
+    with pytest.raises(op.BadInputError, match=said) as error:
+        builds["fp32"].bind(change(images()))
+    assert len(str(error.value).splitlines()) <= 2
+
+
+class Brightness(torch.nn.Module):
+    """The mean of an image, of which an image of mean zero gives a rounding error."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((1, 2, 3))
+
+
+def test_a_module_that_reads_the_mean_of_an_image_is_verified_without_data(workspace) -> None:
+    model = op.Model(Brightness(), images(), batch=(1, 4, 8), workspace=workspace)
+    build = model.build("fp32", **CPU)["fp32"]
+    assert build.ok
+    assert build.verification.passed
+    assert max(each.relative for each in build.verification.outputs) < 1e-4
+
+
 def test_two_threads_may_build_at_once(workspace) -> None:
     found, errors = {}, []
 

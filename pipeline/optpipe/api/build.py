@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from optpipe.api.arguments import check_arguments
-from optpipe.api.calling import CallContract, arrays_from, pack_outputs
+from optpipe.api.calling import CallContract, arrays_from, pack_outputs, require_memory
 from optpipe.api.door import keep_caller_state, speak_of_arguments
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo, Device, VerificationInfo
@@ -198,9 +198,7 @@ class Build:
                 raise BadInputError(
                     "bind takes tensors, whose memory a session can use again\ngive tensors, or call the build with arrays"
                 )
-            for name, value in given.items():
-                if not value.is_contiguous():
-                    raise BadInputError(f"input '{name}' is not contiguous\ngive .contiguous()")
+            require_memory(given)
             from optpipe.api.bound_call import BoundCall
 
             with self._lock:

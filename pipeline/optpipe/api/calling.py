@@ -135,11 +135,27 @@ def arrays_from(inputs: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
         try:
             plain = value.detach().numpy() if hasattr(value, "detach") else value
         except (TypeError, RuntimeError) as error:
-            raise BadInputError(
-                f"input '{name}' is not a plain tensor: {first_line(error)}\ngive a dense tensor, outside of torch's transformations"
-            ) from error
+            raise _describe_odd_tensor(name, error) from error
         arrays[name] = np.ascontiguousarray(plain)
     return arrays
+
+
+def require_memory(inputs: Mapping[str, Any]) -> None:
+    """Raises BadInputError for tensors that a session cannot read where they lie: without plain values, or not contiguous."""
+    for name, value in inputs.items():
+        try:
+            value.data_ptr()
+            lies_plain = value.is_contiguous()
+        except (TypeError, RuntimeError) as error:
+            raise _describe_odd_tensor(name, error) from error
+        if not lies_plain:
+            raise BadInputError(f"input '{name}' is not contiguous\ngive .contiguous()")
+
+
+def _describe_odd_tensor(name: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"input '{name}' is not a plain tensor: {first_line(error)}\ngive a dense tensor, outside of torch's transformations"
+    )
 
 
 def pack_outputs(

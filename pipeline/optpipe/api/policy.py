@@ -115,6 +115,7 @@ class Policy:
 
 
 def _parse(given: Mapping[str, Any]) -> "ParsedPolicy":
+    from optpipe.core.metrics.sections import explain_no_limit
     from optpipe.signoff.policy import TABLES, policy_from_toml
 
     tables = [key for key in TABLES if key]
@@ -122,6 +123,7 @@ def _parse(given: Mapping[str, Any]) -> "ParsedPolicy":
         if key not in (*tables, *TABLES[""]):
             near = get_close_matches(key, tables, n=1)
             hint = f"did you mean {near[0]}?" if near else f"tables are {', '.join(tables)}"
+            hint = explain_no_limit(key) or hint
             raise BadInputError(f"Policy has no table {key!r}; {hint}")
     return policy_from_toml(render_toml(given).encode(), "Policy", lines=False)
 

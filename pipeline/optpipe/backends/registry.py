@@ -174,7 +174,7 @@ def require_known_options(options: Mapping[str, Mapping[str, Any]]) -> None:
     for name, given in options.items():
         if (backend := BACKENDS.get(name)) is None:
             raise BadInputError(
-                f"{name} is no backend; choose from {', '.join(BACKENDS)}",
+                f"{name} is not a backend; choose from {', '.join(BACKENDS)}",
                 argument=Argument("option", name),
             )
         with name_failing_backend(backend):

@@ -102,7 +102,10 @@ class LoadSpec:
                 + Argument("min_time")
                 + " <= "
                 + Argument("max_time")
-                + " and warm-up <= max-warm-up"
+                + " and "
+                + Argument("warm_up")
+                + " <= "
+                + Argument("max_warm_up")
             )
 
     def list_lengths(self) -> list[str]:

@@ -42,6 +42,7 @@ from optpipe.core.metrics.sections import (
     Limit,
     Section,
     Sense,
+    explain_no_limit,
 )
 from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
@@ -342,6 +343,7 @@ def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> M
             known = [*keys, *filter(None, TABLES)] if not section else list(keys)
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(known)}"
+            hint = (not section and explain_no_limit(key)) or hint
             place = f"[{section}]" if section else "the top level"
             raise _BadKeyError(f"unknown key {key!r} in {place}; {hint}", section, number, key)
         try:
@@ -531,7 +533,9 @@ def _read_plugin_table(name: str, table: Mapping[str, object], number: int) -> I
 def _require_plugin_table(name: str, load: Mapping[str, Any], limits: Mapping[str, object]) -> None:
     """Raises ValueError for a metric of optpipe, a table without a limit, and a load that is not complete."""
     if name in METRICS and name not in PLUGINS:
-        raise ValueError("it is a metric of optpipe, which has its own table")
+        raise ValueError(
+            explain_no_limit(name) or "it is a metric of optpipe, which has its own table"
+        )
     if not limits:
         raise ValueError(f"sets no limit; available limits: {MOST_KEY}, {LEAST_KEY}")
     _require_complete(load, MORE_METRICS.name)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from optpipe.core.metrics.contract import Metric
 from optpipe.core.metrics.measured import (
+    BUILD_TIME,
     CV,
     EFFICIENCY,
     ENERGY,
@@ -266,6 +267,13 @@ JUDGED = (
 SECTIONS: Mapping[str, Section] = {
     one.name: one for one in (ENVIRONMENT, *JUDGED, MORE_METRICS, MORE_SCORES)
 }
+
+
+def explain_no_limit(name: str) -> str | None:
+    """Why no table limits the figure `name`; None if one may."""
+    if name != BUILD_TIME.name:
+        return None
+    return "the time of one build, which its manifest states, decides nothing; [load_time] limits how long it takes to load"
 
 
 def list_tiles() -> list[Section]:

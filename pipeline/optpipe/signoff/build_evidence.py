@@ -20,11 +20,13 @@ from optpipe.core.metrics.sections import (
     ACCURACY,
     ENERGY_PER_SAMPLE,
     LATENCY,
+    LOADING,
     MORE_SCORES,
     OUTPUTS,
     PARITY,
     PEAK_MEMORY,
     PER_WATT,
+    POWER_DRAW,
     PRECISION,
     RATE,
     REGRESSION,
@@ -290,6 +292,10 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
             (ENERGY_PER_SAMPLE.name, PER_WATT.name),
             "use a lower precision or a larger batch to reduce energy per inference",
         ),
+        POWER_DRAW.name: "use a lower precision, or limit the power of the GPU, which also slows it",
+        LOADING.name: "use a lower precision for a smaller engine; `"
+        + compare
+        + "` shows the load time of each build",
         STABILITY.name: "stop other work and lock the clocks; `" + again + "` reports the cause",
         TENSOR_CORES.name: profile
         and "`" + profile + "` lists eligible kernels that do not use Tensor Cores",

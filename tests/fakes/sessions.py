@@ -1,6 +1,6 @@
 """Sessions with planted faults, loaded by a real worker process: `fakes/` is on PYTHONPATH there."""
 
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 
 import numpy as np
 
@@ -16,7 +16,8 @@ class PlantedSession:
     inputs = (TensorSpec("x", "float32", ("batch", 64)),)
     outputs = (TensorSpec("y", "float32", ("batch", 2)),)
 
-    def __init__(self, milliseconds, fault, memory_limit=None):
+    def __init__(self, milliseconds, fault, memory_limit=None, loads_in_s=0.0):
+        sleep(loads_in_s)
         self.nanoseconds, self.fault, self.memory_limit = milliseconds * 1e6, fault, memory_limit
         self.calls, self.answers = 0, {}
 
@@ -85,5 +86,5 @@ class PlantedBinding:
         return right
 
 
-def planted(milliseconds=1.0, fault="none", memory_limit=None):
-    return PlantedSession(milliseconds, fault, memory_limit)
+def planted(milliseconds=1.0, fault="none", **planted):
+    return PlantedSession(milliseconds, fault, **planted)

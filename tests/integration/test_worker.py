@@ -88,6 +88,12 @@ def test_a_sound_runtime_is_measured_without_a_fault_of_its_own(run, tmp_path):
     assert not list(tmp_path.rglob("*.spool"))
 
 
+def test_the_time_of_loading_is_a_figure_of_the_process(run):
+    found = run("none", loads_in_s=0.2).figures["load_time"]
+    assert found.value >= 0.2e9
+    assert (str(found.unit), found.distribution) == ("ns", "optpipe")
+
+
 def test_a_burning_neighbor_is_seen(run):
     import subprocess
     import sys

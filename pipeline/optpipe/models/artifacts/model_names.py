@@ -54,7 +54,9 @@ def find_stored_source(text: str, store: Store) -> str | None:
         for each in store.list_entries(ModelInfo)
         if text in _list_model_names(each.info) and (place := find_stored_place(each)) is not None
     ]
-    if found and text.isidentifier() and get_package_version("torchvision"):
+    if all(place == f"torchvision:{text}" for place, _ in found):  # found without its import
+        return None
+    if text.isidentifier() and get_package_version("torchvision"):
         from torchvision.models import list_models
 
         if text in list_models():

@@ -112,7 +112,10 @@ CARD = ModelCard(
 def predict(outputs):
     samples = tensor_set_from_parts("s", [{"x": np.zeros((3, 2), np.float32)}])
     task: Any = SimpleNamespace(
-        decode=lambda rows, *_: rows["boxes"][:, 0, 0].tolist(), join_rows=lambda rows, _: rows
+        decode=lambda rows, *_: rows["boxes"][:, 0, 0].tolist(),
+        join_rows=lambda rows, _: rows,
+        class_axis=None,
+        needs_finite=False,
     )
     kept = SELECTION.outputs
     return predict_samples(cast("Any", None), CARD, samples, task, lambda _: outputs, keep=kept)

@@ -28,7 +28,7 @@ from optpipe.core.measurement import (
     Validity,
     read_measurements,
 )
-from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, TOKENS
+from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, TOKENS, keep_packages_note
 from optpipe.core.metrics.registry import compute_recorded_figures, recompute_figures
 from optpipe.core.parquet import keep_frames, parse_parquet, read_parquet
 from optpipe.core.quantity import Estimate
@@ -151,14 +151,18 @@ def recompute_from_samples(
 ) -> Measurement:
     """Recomputes `stored` from its raw files.
 
-    Only facts that no raw file holds are taken from the record: the subject and load, the worker's peak memory and load time, and
-    the reasons in `validity.WITNESSED`.
+    Only facts that no raw file holds are taken from the record: the subject and load, the worker's peak memory and load time, what
+    RAPL said of the CPU packages, and the reasons in `validity.WITNESSED`.
     """
     judged = replace(stored, output_check=None, interrupted=False)
     evidence = ValidityEvidence(judged, measured, select_rows_during(machine, measured))
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     found = judge_measurement(stored, witnessed, evidence, highest, confidence)
-    found = replace(found, figures=recompute_figures(stored.figures, found.figures))
+    found = replace(
+        found,
+        figures=recompute_figures(stored.figures, found.figures),
+        energy_why_not=keep_packages_note(found.energy_why_not, stored.energy_why_not),
+    )
     peak = compute_worker_peak_bytes(
         machine, stored.inputs.rotated_bytes if stored.inputs else None
     )

@@ -158,6 +158,12 @@ PACKAGES_NOTE = "; CPU packages"
 """Begins what RAPL said while a build ran on a CPU. No raw file keeps it, so that no reason of a verdict may repeat it."""
 
 
+def keep_packages_note(computed: str | None, stored: str | None) -> str | None:
+    """Why there is no energy, as raw files give it, with what RAPL said by the record."""
+    _, mark, said = (stored or "").partition(PACKAGES_NOTE)
+    return computed if computed is None else computed + mark + said
+
+
 class Energy(Metric):
     """Energy per image or sample: mean power over the measured window times the time per image.
 

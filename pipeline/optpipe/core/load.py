@@ -102,10 +102,7 @@ class LoadSpec:
                 + Argument("min_time")
                 + " <= "
                 + Argument("max_time")
-                + " and "
-                + Argument("warm_up")
-                + " <= "
-                + Argument("max_warm_up")
+                + ", and the warm-up must not be longer than its limit"
             )
 
     def list_lengths(self) -> list[str]:

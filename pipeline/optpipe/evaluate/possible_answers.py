@@ -64,11 +64,13 @@ def find_impossible_answers(task: str, known: Known, frame: pl.DataFrame) -> Ite
     for name, values in (*columns.items(), (truth, truths)):
         holds = possible.truth if name == truth else possible.answer
         for at, value in enumerate(values):
-            if not (name == truth and value is None) and not _try(holds, value, known):
-                yield f"{name} of sample {at} is not possible for {task}"
+            if name == truth and value is None:
+                continue
+            if (fault := _find_fault(holds, value, known)) is not None:
+                yield f"{name} of sample {at} is not possible for {task}{fault}"
                 return
     for at, (true, *answers) in enumerate(zip(truths, *columns.values(), strict=True)):
-        if not _try(possible.fit, true, answers):
+        if _find_fault(possible.fit, true, answers) is not None:
             yield f"the answers of sample {at} do not fit each other, or its truth"
             return
     if task == Task.EMBEDDING and not _are_pairs(truths):
@@ -86,12 +88,16 @@ def _is_answer(name: str) -> bool:
     return name.endswith((":best", ":prediction", "_prediction"))
 
 
-def _try(holds: Callable[..., bool], *values: Any) -> bool:
-    """Whether it holds; not for values that it cannot read."""
+def _find_fault(holds: Callable[..., bool], *values: Any) -> str | None:
+    """None if it holds; otherwise what a reader says of values that it cannot read, or nothing."""
     try:
-        return holds(*values)
-    except (BadInputError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
-        return False
+        return None if holds(*values) else ""
+    except BadInputError as error:
+        return f": {error}"
+    except RecursionError:
+        return ": JSON that is too deep"
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+        return ""
 
 
 def _is_class(value: Any, known: Known) -> bool:

@@ -590,4 +590,6 @@ def frame_from_comparison(comparison: Comparison) -> pl.DataFrame:
         for row in comparison.rows
     ]
     frame = pl.json_normalize(rows, separator="_", infer_schema_length=None)
+    # of own metrics, the figures of the processes; a CSV file has no lists
+    frame = frame.with_columns(pl.col(pl.List).cast(pl.List(pl.String)).list.join("; "))
     return frame.select(each.name for each in frame if each.null_count() < frame.height)

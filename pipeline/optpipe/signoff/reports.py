@@ -267,7 +267,8 @@ def document_from_pipeline_run(
     steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path
 ) -> Document:
     texts = (
-        f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s  {one.reason or ''}".rstrip()
+        f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s"
+        + ("  " + one.reason if one.reason else "")
         for one in steps
     )
     return make_document([*map(Sentence, texts), *_list_verdict_parts(record, dossier)])

@@ -306,7 +306,12 @@ def _has_plain_name(name: str) -> bool:
 
 
 def find_impossible_data(dossier: Dossier) -> Iterator[str]:
-    """One line for each rule that raw data break. What contradicts itself is judged by no arithmetic."""
+    """One line for each rule that raw data break. What contradicts itself is judged by no arithmetic.
+
+    What the answers ask for is counted before any of them is read.
+    """
+    asked = reduce(Asked.join, map(_measure_run, dossier.every_run), Asked())
+    require_bounded(asked, dossier.files.folder)
     for entry in dossier.builds:
         if _has_errors(entry):
             place = f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS}"
@@ -314,8 +319,6 @@ def find_impossible_data(dossier: Dossier) -> Iterator[str]:
     for folder, runs in (("runs", dossier.every_run), ("baseline/runs", dossier.baseline_runs)):
         for run in runs:
             yield from (f"{folder}/{run.path.name}/{each}" for each in _find_impossible(run))
-    asked = reduce(Asked.join, map(_measure_run, dossier.every_run), Asked())
-    require_bounded(asked, dossier.files.folder)
     rows = sum(count_trace_rows(run) for run in dossier.every_run if run.kind == "profile")
     if rows > MAX_TRACE_ROWS:
         yield f"its traces have {rows:,} rows together; at most {MAX_TRACE_ROWS:,} are judged"

@@ -396,6 +396,7 @@ QUOTED_AS_TEXT = {
     "deploy/proof.py": "a server's answer, in a criterion that is written",
     "deploy/session_process.py": "for the process of a server",
     "measure/measure.py": "the first line of a round's error",
+    "evaluate/possible_answers.py": "a fault of a document",
     "models/inputs/task_data.py": "the part before the colon",
     "models/sources/onnx_file.py": "the runtime's own reason, about the user's file",
     "signoff/verify.py": "a fault of a document",

@@ -79,6 +79,8 @@ def mean_from_values(values: Sequence[float], known: Sequence[float] | None = No
         return None
     middle = sum(known) / len(known)
     variance = sum((each - middle) ** 2 for each in known) / (len(known) - 1)
+    if min(known) == max(known):  # equal values do not scatter; rounding of their mean is no error
+        variance = 0.0
     return Mean(sum(values) / len(values), sqrt(variance / len(values)), len(known) - 1)
 
 

@@ -44,7 +44,7 @@ class CallContract:
         return given, device
 
     def _find_known(self, values: Iterable[Any]) -> tuple[Any, tuple[Any] | None]:
-        """What decides whether values fit, and the device if such values fitted before; None if it is not an array or a tensor."""
+        """The types and shapes of the values, and the device if values like these fit before; Nones if one is no array or tensor."""
         try:
             signature = tuple(
                 [

@@ -150,7 +150,7 @@ def require_artifacts(built: ModelBuild) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What all builds of a model share: what they are made from and compared with."""
+    """What all builds of a model are made from and compared with."""
 
     model: Model
     plan: BuildPlan

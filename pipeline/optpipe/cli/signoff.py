@@ -73,7 +73,7 @@ class DossierOptions:
                 require_tracker(name)
 
     def export_dossier(self, verdict: "Verdict", folder: Path, terminal: "Terminal") -> None:
-        """A tracker that fails or hangs is a warning: the verdict is told before it is sent."""
+        """Warns if a tracker fails or hangs; the verdict is printed before it is sent."""
         if self.export:
             from optpipe.deploy.trackers.registry import export_after_signoff
 

@@ -46,7 +46,7 @@ class ComparisonRow:
     """Without padding; None without sequences."""
     energy_j_per_image: Estimate | None = None
     figures: Mapping[str, GroupFigure] = field(default_factory=dict)
-    """Figures without a field of their own, by the metric's name, each with its unit."""
+    """Figures that have no field here, by the metric's name, each with its unit."""
     memory_bytes: int | None = None
     size_bytes: int | None = None
     build_s: float | None = None

@@ -221,7 +221,6 @@ def make_candidate() -> Candidate:
         "target_labels_space"
     ]
     calibration = make_data(names, each=3, seed=9)
-    del calibration["labels"]
     return Candidate(
         name=NAME,
         source=path,

@@ -130,7 +130,6 @@ def make_candidate() -> Candidate:
     example = {
         name: torch.from_numpy(calibration[name][:2]) for name in ("input_ids", "attention_mask")
     }
-    del calibration["labels"]
     network = load_network()
     return Candidate(
         name=NAME,

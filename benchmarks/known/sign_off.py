@@ -16,7 +16,7 @@ Tensors = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """What differs between the sign-offs. `calibration` and `held_out` share no sample; the latter has `labels`."""
+    """What differs between the sign-offs. `calibration` and `held_out` share no sample; labels of the former are not used."""
 
     name: str
     """Of the dossier and of its policy."""
@@ -82,11 +82,12 @@ def read_target(description: str | None, name: str) -> Target:
 def sign_off(candidate: Candidate, target: Target) -> op.Verdict:
     """Builds, evaluates, measures, and judges; replaces the dossier at the target."""
     candidate.model.workspace.listener = PrintedWarnings()
+    unlabeled = {name: each for name, each in candidate.calibration.items() if name != "labels"}
     builds = candidate.model.build(
         [target.over, "int8"],
         backend=target.backend,
         device=target.device,
-        calibration=op.Data(candidate.calibration, axes=candidate.axes),
+        calibration=op.Data(unlabeled, axes=candidate.axes),
         min_snr=candidate.minimum_snr,
     )
     for failed in builds.failed:

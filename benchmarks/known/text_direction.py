@@ -37,7 +37,6 @@ def make_candidate() -> Candidate:
     path = fetch_file(PACKAGE, FILE, SHA256, "pp-ocr-direction.onnx")
     least, usual, most = ((batch, 3, HEIGHT, WIDTH) for batch in (1, 8, 64))
     calibration = make_data(80, seed=3)
-    del calibration["labels"]
     return Candidate(
         name=NAME,
         source=path,

@@ -47,7 +47,6 @@ from optpipe.backends.torch_session import (
     set_float32_products,
 )
 from optpipe.core import torch
-from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError, read_as_user_file
 from optpipe.core.events import Steps, finish_steps
@@ -198,7 +197,7 @@ class Inductor(TorchBackend):
         low, _, high = request.card.batch_range
         if on_gpu and low == high and request.card.batched:
             sizes = sizes or (low,)
-        fixed = {size: replace(request, card=fix_batch(request.card, size)) for size in sizes}
+        fixed = {size: replace(request, card=request.card.with_batch(size)) for size in sizes}
         # of a single size, the code for all sizes is the first variant
         exports = [(export, configs)] if low < high else []
         tactics: Any = made.get("tactics", {})
@@ -404,13 +403,9 @@ def _check_layouts(
             drawn = draw_inputs(request.card.inputs)
             inputs = drawn[request.card.inputs[0].opt[0]]
             if (size := read_static_batch(each.package.name)) is not None:
-                inputs = drawn.get(size) or draw_inputs(fix_batch(request.card, size).inputs)[size]
+                inputs = drawn.get(size) or draw_inputs(request.card.with_batch(size).inputs)[size]
             if (remark := keep_right_layouts(each, inputs)) is not None:
                 yield remark
-
-
-def fix_batch(card: ModelCard, size: int) -> ModelCard:
-    return card.with_profile((size, size, size), {})
 
 
 def _keep_fastest(
@@ -460,7 +455,7 @@ def _find_fastest(
         return next(iter(compare_calls(one, other, inputs).values()))
 
     inputs, own = (
-        draw_inputs(fix_batch(request.card, size).inputs),
+        draw_inputs(request.card.with_batch(size).inputs),
         load_package(best, request.device),
     )
     for each in others:

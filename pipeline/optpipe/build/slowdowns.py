@@ -64,7 +64,7 @@ def _time_build(build: BuiltArtifact, sizes: Sequence[int], card: ModelCard) -> 
     ):
         medians_s = []
         for size in sizes:
-            inputs = _fix_batch(card, size).inputs
+            inputs = card.with_batch(size).inputs
             binding = session.bind({spec.name: np.ones(spec.opt, spec.dtype) for spec in inputs})
             medians_s.append(_time_launches(binding, session.device))
         return medians_s
@@ -119,7 +119,7 @@ def measure_gain(
     """
     gains = []
     for size in sizes:
-        inputs = make_example_inputs(_fix_batch(card, size).inputs, "cpu")
+        inputs = make_example_inputs(card.with_batch(size).inputs, "cpu")
         wide, narrow = (
             partial(cast_module(each, module(), "cpu"), *inputs)
             for each in (Precision.FP32, precision)
@@ -173,10 +173,6 @@ def rule_out_precision(
         f"the fp32 build of {measured} {behind} in one process{assumed}"
         f"{trial if precision is not Precision.FP32 else ''} on this CPU"
     )
-
-
-def _fix_batch(card: ModelCard, size: int) -> ModelCard:
-    return card.with_profile((size, size, size), {}) if card.batched else card
 
 
 def _time_launches(binding: Binding, device: Device) -> float:

@@ -371,6 +371,10 @@ class ModelCard:
             **({"head": dict(self.head)} if self.head else {}),
         }
 
+    def with_batch(self, size: int) -> "ModelCard":
+        """The same model for one batch size; unchanged if no input has a batch."""
+        return self.with_profile((size, size, size), {}) if self.batched else self
+
     def with_profile(
         self, batch: tuple[int, int, int] | None, shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     ) -> "ModelCard":

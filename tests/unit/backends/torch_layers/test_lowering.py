@@ -18,7 +18,7 @@ from tests.fakes.fp8_models import draw, run_onnx
 from tests.fakes.int8_network import NETWORKS, SPEC, make_int8_request
 from torch.nn import functional
 
-from optpipe.backends.inductor import Inductor, fix_batch
+from optpipe.backends.inductor import Inductor
 from optpipe.backends.torch_layers import LOWERING, attention, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_products import layers_from_program
@@ -47,7 +47,7 @@ def lowered(request, tmp_path_factory):
         request.param, tmp_path_factory.mktemp("int8"), keep=SPARED.get(request.param, ())
     )
     program, missed = lower_program(wanted)
-    single = export_rewritten(program, replace(wanted, card=fix_batch(wanted.card, 1)))
+    single = export_rewritten(program, replace(wanted, card=wanted.card.with_batch(1)))
     return request.param, wanted, program, single, missed
 
 

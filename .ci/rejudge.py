@@ -1,16 +1,19 @@
-"""Judges the dossiers of record again, after a change of the format or of an estimate.
+"""Judges the dossiers of record again, after a change of the format, of an estimate, or of the reports' style.
 
 usage: rejudge.py [FOLDER...]
 
 Evidence stays as it was measured. What follows from it becomes that of this version: the scores of evaluations, the interval of
-energy, the verdict, the reports, the hash of the verifier, and the seal.
+energy, the verdict, the reports, the hash of the verifier, and the seal. Without a folder, the comparison of the gallery is drawn
+again too.
 """
 
 import hashlib
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE
@@ -84,10 +87,29 @@ def judge_again(folder: Path) -> str:
     return str(verdict.verdict)
 
 
+def draw_comparison() -> None:
+    """Draws the comparison of the gallery again; its raw samples are those of a dossier, and stay there."""
+    comparison = REPORTS / "gallery" / "comparison"
+    runs = sorted((REPORTS / "resnet50-h200" / "runs").glob("bench-*"))
+    optpipe = Path(sys.executable).with_name("optpipe")
+
+    rmtree(comparison)
+    subprocess.run(
+        [optpipe, "compare", *runs, "--output", comparison], check=True, stdout=subprocess.DEVNULL
+    )
+
+    for name in ("*.parquet", "*.csv"):
+        for copied in comparison.glob(name):
+            copied.unlink()
+
+
 def main() -> int:
-    given = [Path(each) for each in sys.argv[1:]]
-    for folder in given or sorted(each.parent for each in REPORTS.rglob("request.json")):
+    given = [Path(argument) for argument in sys.argv[1:]]
+    for folder in given or sorted(request.parent for request in REPORTS.rglob("request.json")):
         print(f"{folder}: {judge_again(folder)}")
+
+    if not given:
+        draw_comparison()
     return 0
 
 

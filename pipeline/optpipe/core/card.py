@@ -26,9 +26,9 @@ DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "
 def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
     """Omits None, and the batch axis if it is the first."""
     plain = {
-        name: each
-        for name, each in plain_from_record(spec).items()
-        if each is not None and name != "batch"
+        name: value
+        for name, value in plain_from_record(spec).items()
+        if value is not None and name != "batch"
     }
     single = isinstance(spec, InputSpec) and not spec.min
     return (
@@ -267,11 +267,11 @@ class ModelCard:
     from which a class of several counts, or the `stride` and `longest_answer` of answers, in tokens."""
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.inputs]
+        names = [spec.name for spec in self.inputs]
         if doubled := {name for name in names if names.count(name) > 1}:
             raise BadInputError(f"{self.name}: two inputs have the same name '{min(doubled)}'")
         if self.batch_range[0] > self.batch_range[2]:
-            ranges = ", ".join(f"{each.name} {each.format_profile()}" for each in self.inputs)
+            ranges = ", ".join(f"{spec.name} {spec.format_profile()}" for spec in self.inputs)
             raise BadInputError(
                 f"{self.name}: its inputs have no batch size in common: {ranges}\n"
                 'name the batch axis in a model card: batch = 1, or batch = "none"'
@@ -284,20 +284,20 @@ class ModelCard:
 
     @property
     def takes_images(self) -> bool:
-        return self.transform is not None or any(each.is_image for each in self.inputs)
+        return self.transform is not None or any(spec.is_image for spec in self.inputs)
 
     @property
     def batched(self) -> bool:
         """Whether any input has a batch axis. Without one, each call is one sample."""
-        return any(each.batch is not None for each in self.inputs)
+        return any(spec.batch is not None for spec in self.inputs)
 
     @property
     def batch_range(self) -> tuple[int, int, int]:
         """(min, opt, max) batch size that all inputs take; 1 without a batch axis."""
-        ranges = [each.batch_range for each in self.inputs if each.batch_range is not None] or [
+        ranges = [spec.batch_range for spec in self.inputs if spec.batch_range is not None] or [
             (1, 1, 1)
         ]
-        low, high = max(each[0] for each in ranges), min(each[2] for each in ranges)
+        low, high = max(span[0] for span in ranges), min(span[2] for span in ranges)
         return low, min(max(ranges[0][1], low), high), high
 
     @property
@@ -308,47 +308,47 @@ class ModelCard:
         inputs.
         """
         text = self.tokenization is not None or any(
-            each.name == "input_ids" for each in self.inputs
+            spec.name == "input_ids" for spec in self.inputs
         )
         axes: dict[str, int] = {}
-        for each in self.inputs:
-            others = [axis for axis in range(len(each.min)) if axis != each.batch]
-            usable = [axis for axis in others if each.min[axis] != each.max[axis]]
+        for spec in self.inputs:
+            others = [axis for axis in range(len(spec.min)) if axis != spec.batch]
+            usable = [axis for axis in others if spec.min[axis] != spec.max[axis]]
             usable = usable or (others if text and len(others) == 1 else [])
-            if each.batch is not None and len(each.min) in (2, 3) and len(usable) == 1:
-                axes[each.name] = usable[0]
+            if spec.batch is not None and len(spec.min) in (2, 3) and len(usable) == 1:
+                axes[spec.name] = usable[0]
         ranges = {
-            (each.min[axes[each.name]], each.max[axes[each.name]])
-            for each in self.inputs
-            if each.name in axes
+            (spec.min[axes[spec.name]], spec.max[axes[spec.name]])
+            for spec in self.inputs
+            if spec.name in axes
         }
         return axes if len(ranges) == 1 else {}
 
     @property
     def length_range(self) -> tuple[int, int] | None:
         """(min, max) sequence length; None without sequences."""
-        for each in self.inputs:
-            if (axis := self.length_axes.get(each.name)) is not None:
-                return each.min[axis], each.max[axis]
+        for spec in self.inputs:
+            if (axis := self.length_axes.get(spec.name)) is not None:
+                return spec.min[axis], spec.max[axis]
         return None
 
     def with_usual_length(self, length: int) -> "ModelCard":
         inputs = []
-        for each in self.inputs:
-            axis, usual = self.length_axes.get(each.name), list(each.opt)
+        for spec in self.inputs:
+            axis, usual = self.length_axes.get(spec.name), list(spec.opt)
             if axis is not None:
                 usual[axis] = length
-            inputs.append(replace(each, opt=tuple(usual)))
+            inputs.append(replace(spec, opt=tuple(usual)))
         return replace(self, inputs=tuple(inputs))
 
     def widen_shapes(self, lengths: Sequence[int]) -> dict[str, tuple[Shape, Shape, Shape]]:
         """By input, the shapes of a build whose sequence profile includes `lengths`."""
         shapes = {}
-        for each in self.inputs:
-            if (axis := self.length_axes.get(each.name)) is not None:
-                low, high = list(each.min), list(each.max)
+        for spec in self.inputs:
+            if (axis := self.length_axes.get(spec.name)) is not None:
+                low, high = list(spec.min), list(spec.max)
                 low[axis], high[axis] = min(low[axis], *lengths), max(high[axis], *lengths)
-                shapes[each.name] = (tuple(low), each.opt, tuple(high))
+                shapes[spec.name] = (tuple(low), spec.opt, tuple(high))
         return shapes
 
     @property
@@ -362,8 +362,8 @@ class ModelCard:
             "name": self.name,
             "source": self.source,
             "task": str(self.task),
-            "inputs": [each.to_dict() for each in self.inputs],
-            "outputs": [each.to_dict() for each in self.outputs],
+            "inputs": [spec.to_dict() for spec in self.inputs],
+            "outputs": [spec.to_dict() for spec in self.outputs],
             "preprocessing": self.transform.to_dict() if self.transform else None,
             "labels": list(self.labels),
             "data": dict(self.data),
@@ -382,31 +382,31 @@ class ModelCard:
 
         Raises BadInputError for an unknown input, another rank, and different shapes in a text model.
         """
-        names = [each.name for each in self.inputs]
+        names = [spec.name for spec in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
             raise BadInputError(
                 f"unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}",
                 argument="shape",
             )
-        one_shape = self.tokenization is not None and len({each.opt for each in self.inputs}) == 1
+        one_shape = self.tokenization is not None and len({spec.opt for spec in self.inputs}) == 1
         if one_shape and shapes:
             shapes = dict.fromkeys(names, next(iter(shapes.values()))) | dict(shapes)
         inputs = []
-        for each in self.inputs:
-            resized = each.with_batch(*batch) if batch and each.name not in shapes else each
-            if each.name in shapes:
-                low, usual, high = shapes[each.name]
-                resized = replace(each, min=low, opt=usual, max=high)
-            if len(resized.min) != len(each.min):
+        for spec in self.inputs:
+            resized = spec.with_batch(*batch) if batch and spec.name not in shapes else spec
+            if spec.name in shapes:
+                low, usual, high = shapes[spec.name]
+                resized = replace(spec, min=low, opt=usual, max=high)
+            if len(resized.min) != len(spec.min):
                 raise BadInputError(
-                    f"{self.name} takes {len(each.min)} dimensions, {each.format_profile()}",
-                    argument=Argument("shape", each.name),
+                    f"{self.name} takes {len(spec.min)} dimensions, {spec.format_profile()}",
+                    argument=Argument("shape", spec.name),
                 )
             inputs.append(resized)
-        profiles = {each.name: each.format_profile() for each in inputs}
+        profiles = {spec.name: spec.format_profile() for spec in inputs}
         if one_shape and len(set(profiles.values())) > 1:
             (first, shape), *others = profiles.items()
-            odd, other = next(each for each in others if each[1] != shape)
+            odd, other = next(other for other in others if other[1] != shape)
             raise BadInputError(
                 f"{first} has {shape}, but {odd} has {other}",
                 argument="shape",
@@ -419,10 +419,10 @@ class ModelCard:
 
 def require_matching_input(card: ModelCard) -> None:
     """Raises BadInputError if one batch exceeds the memory, or the preprocessing makes images of another size."""
-    for each in card.inputs:
-        if prod(each.min) * 4 > get_memory_bytes():
+    for tensor in card.inputs:
+        if prod(tensor.min) * 4 > get_memory_bytes():
             raise BadInputError(
-                f"{card.name}: one batch of input '{each.name}', {'x'.join(map(str, each.min))}, exceeds this machine's memory"
+                f"{card.name}: one batch of input '{tensor.name}', {'x'.join(map(str, tensor.min))}, exceeds this machine's memory"
             )
     if card.transform is None or card.transform.size is None:
         return
@@ -463,8 +463,8 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
             name=str(value["name"]),
             source=str(value["source"]),
             task=task,
-            inputs=tuple(input_from_dict(each) for each in value.get("inputs", ())),
-            outputs=tuple(tensor_from_dict(each) for each in value.get("outputs", ())),
+            inputs=tuple(input_from_dict(spec) for spec in value.get("inputs", ())),
+            outputs=tuple(tensor_from_dict(spec) for spec in value.get("outputs", ())),
             transform=Transform.from_dict(value["preprocessing"])
             if value.get("preprocessing")
             else None,

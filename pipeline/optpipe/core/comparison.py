@@ -127,4 +127,4 @@ class Comparison:
     confidence: Levels = field(default_factory=Levels)
 
     def row(self, row_id: str) -> ComparisonRow:
-        return next(one for one in self.rows if one.id == row_id)
+        return next(row for row in self.rows if row.id == row_id)

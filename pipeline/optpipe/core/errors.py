@@ -48,15 +48,15 @@ class OptpipeError(Exception):
     @property
     def message(self) -> Message:
         """The whole text, to be part of another error's."""
-        before = [each for each in (self.argument, self.place) if each is not None]
-        parts = [Message(each if isinstance(each, Message) else str(each), ": ") for each in before]
+        before = [part for part in (self.argument, self.place) if part is not None]
+        parts = [Message(part if isinstance(part, Message) else str(part), ": ") for part in before]
         after = () if self.remedy is None else ("\n", self.remedy)
         return Message(*parts, self.problem, *after)
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the arguments that it blames or proposes."""
-        return tuple(dict.fromkeys(each.name for each in self.message.list_arguments()))
+        return tuple(dict.fromkeys(argument.name for argument in self.message.list_arguments()))
 
     def word_for_python(self) -> None:
         """From now on `str()` names arguments and calls of the library instead of options and commands."""
@@ -94,8 +94,8 @@ class InconclusiveError(OptpipeError):
 def error_from_status(message: str, status: ExitStatus) -> OptpipeError:
     """The error of another process, by the status that it would have exited with."""
     kinds = {
-        each.exit_status: each
-        for each in (BadInputError, MissingError, GateError, InconclusiveError)
+        kind.exit_status: kind
+        for kind in (BadInputError, MissingError, GateError, InconclusiveError)
     }
     return kinds.get(status, StageError)(message)
 
@@ -146,7 +146,7 @@ def make_message(text: str) -> str:
 
 def escape(text: str) -> str:
     """Escapes control characters and lone surrogates, so that no file can drive the terminal."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def require_existing(path: Path | None, argument: str) -> None:

@@ -97,12 +97,12 @@ class HistorySeries:
 
     @property
     def label(self) -> str:
-        return ", ".join(each for each in (self.build, self.about, self.title) if each)
+        return ", ".join(part for part in (self.build, self.about, self.title) if part)
 
     @property
     def regressions(self) -> tuple[HistoryChange, ...]:
         """Changes for the worse from which it has not recovered."""
-        return tuple(each for each in self.changes if each.worse and not each.recovered)
+        return tuple(change for change in self.changes if change.worse and not change.recovered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class History:
 
     @property
     def regressed(self) -> tuple[HistorySeries, ...]:
-        return tuple(each for each in self.series if each.regressions)
+        return tuple(series for series in self.series if series.regressions)
 
     def choose_status(self, fail_on: FailOn | None) -> ExitStatus:
         """FAIL for a regression, INCONCLUSIVE if too few runs could show one; DONE if nobody asked."""
         if fail_on is None or self.finding is Finding.NO_REGRESSION:
             return ExitStatus.DONE
-        found = self.finding is Finding.REGRESSION
-        return ExitStatus.FAIL if found else ExitStatus.INCONCLUSIVE
+        regressed = self.finding is Finding.REGRESSION
+        return ExitStatus.FAIL if regressed else ExitStatus.INCONCLUSIVE

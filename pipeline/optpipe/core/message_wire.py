@@ -31,7 +31,7 @@ def _plain_from_part(part: object) -> Any:
         options = {name: _plain_from_value(value) for name, value in part.options.items()}
         return {"call": part.verb, "words": list(part.words), "options": options}
     if isinstance(part, Message):
-        return [_plain_from_part(each) for each in part.parts]
+        return [_plain_from_part(inner) for inner in part.parts]
     return str(part)
 
 
@@ -53,23 +53,23 @@ def _plain_from_value(value: object) -> Any:
     if isinstance(value, Argument):
         return _plain_from_part(value)
     if isinstance(value, tuple):
-        return {"range": [_plain_from_value(each) for each in value]}
+        return {"range": [_plain_from_value(item) for item in value]}
     if isinstance(value, list):
-        return [_plain_from_value(each) for each in value]
+        return [_plain_from_value(item) for item in value]
     if isinstance(value, Mapping):
         return {
-            "mapping": {str(name): _plain_from_value(each) for name, each in value.items()},
+            "mapping": {str(name): _plain_from_value(item) for name, item in value.items()},
         }
     return str(value)
 
 
 def _value_from_plain(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_value_from_plain(each) for each in plain]
+        return [_value_from_plain(item) for item in plain]
     if not isinstance(plain, Mapping):
         return plain
     if "range" in plain:
-        return tuple(_value_from_plain(each) for each in plain["range"])
+        return tuple(_value_from_plain(bound) for bound in plain["range"])
     if "mapping" in plain:
-        return {name: _value_from_plain(each) for name, each in plain["mapping"].items()}
+        return {name: _value_from_plain(item) for name, item in plain["mapping"].items()}
     return _part_from_plain(plain)

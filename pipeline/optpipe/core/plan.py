@@ -99,13 +99,13 @@ class Field:
         elif value is True or value is False:
             yield self.flag if value else self.flag.replace("--", "--no-", 1)
         else:
-            for each in value if self.repeats else (value,):
-                yield from (self.flag, self.show(each))
+            for item in value if self.repeats else (value,):
+                yield from (self.flag, self.show(item))
 
 
 def list_annotated_fields(name: str, hint: Any, default: Any) -> tuple[Field, ...]:
     """The parameter `name` if its `hint` is annotated with a Param; empty otherwise."""
-    params = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Param)]
+    params = [param for param in getattr(hint, "__metadata__", ()) if isinstance(param, Param)]
     given = get_args(hint)[0] if params else None
     parts = get_args(given) if get_origin(given) in (Union, UnionType) else ()
     rest = [part for part in parts if part is not type(None)]
@@ -118,30 +118,32 @@ def list_annotated_fields(name: str, hint: Any, default: Any) -> tuple[Field, ..
 def list_fields(kind: type) -> tuple[Field, ...]:
     """The parameters among the fields of a dataclass or Struct, in order."""
     hints = get_type_hints(kind, include_extras=True)
-    found: list[Field] = []
-    for each in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
-        missing = each.default in (MISSING, msgspec.NODEFAULT)
+    described: list[Field] = []
+    for member in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
+        missing = member.default in (MISSING, msgspec.NODEFAULT)
         default = (
-            each.default_factory() if missing and callable(each.default_factory) else each.default
+            member.default_factory()
+            if missing and callable(member.default_factory)
+            else member.default
         )
         given = MISSING if default is msgspec.NODEFAULT else default
-        found += list_annotated_fields(each.name, hints[each.name], given)
-    return tuple(found)
+        described += list_annotated_fields(member.name, hints[member.name], given)
+    return tuple(described)
 
 
 def list_words(record: object, *left_out: str) -> Iterator[str]:
     """Command-line words for the fields of `record` that differ from their defaults, without `left_out`."""
     kind: Any = type(record)  # mypy: an object's type may not be hashable
-    for each in list_fields(kind):
-        value = getattr(record, each.name)
-        if each.name not in left_out and value is not None and value != each.default:
-            yield from each.list_words(value)
+    for option in list_fields(kind):
+        value = getattr(record, option.name)
+        if option.name not in left_out and value is not None and value != option.default:
+            yield from option.list_words(value)
 
 
 def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict[str, object]:
     """Reads repeated `--set NAME=VALUE`; returns values by field name."""
-    known = {each.flag.removeprefix("--"): each for each in settings}
-    found: dict[str, object] = {}
+    known = {setting.flag.removeprefix("--"): setting for setting in settings}
+    values: dict[str, object] = {}
     for text in texts:
         name, given, value = text.partition("=")
         if not given or name not in known:
@@ -149,23 +151,23 @@ def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict
                 f"expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}",
                 argument=Argument("set", text),
             )
-        if known[name].name in found:
+        if known[name].name in values:
             raise BadInputError(f"{name} is given twice", argument=Argument("set", text))
-        found[known[name].name] = known[name].read(value)
-    return found
+        values[known[name].name] = known[name].read(value)
+    return values
 
 
 def list_options(record: object, *left_out: str) -> dict[str, object]:
     """Options of a Call for the fields of `record` that differ from their defaults, without `left_out`."""
     options: dict[str, object] = {}
     kind: Any = type(record)  # mypy: an object's type may not be hashable
-    for each in list_fields(kind):
-        value = getattr(record, each.name)
-        if each.name in left_out or value is None or value == each.default:
+    for option in list_fields(kind):
+        value = getattr(record, option.name)
+        if option.name in left_out or value is None or value == option.default:
             continue
-        name = each.flag.removeprefix("--").replace("-", "_")
-        shown = value if isinstance(value, bool | int) else each.show(value)
-        options[name] = Argument(name, shown, setting=True) if each.param.setting else shown
+        name = option.flag.removeprefix("--").replace("-", "_")
+        shown = value if isinstance(value, bool | int) else option.show(value)
+        options[name] = Argument(name, shown, setting=True) if option.param.setting else shown
     return options
 
 
@@ -174,10 +176,10 @@ def make_call(verb: str, *parts: object, **options: object) -> Call:
 
     `options` are further ones by name; None and False are omitted.
     """
-    words = [each for each in parts if isinstance(each, str)]
+    words = [part for part in parts if isinstance(part, str)]
     given: dict[str, object] = {}
-    for each in parts:
-        given |= {} if isinstance(each, str) else list_options(each)
+    for part in parts:
+        given |= {} if isinstance(part, str) else list_options(part)
     given |= {name: value for name, value in options.items() if value is not False}
     return Call(verb, *words, **given)
 
@@ -208,11 +210,11 @@ def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
             sizes = [low]
             while low > 0 and sizes[-1] * 2 <= high:
                 sizes.append(sizes[-1] * 2)
-            found = tuple(sizes) if sizes[-1] == high else (*sizes, high)
+            chosen = tuple(sizes) if sizes[-1] == high else (*sizes, high)
         else:
-            found = tuple(sorted({int(part) for part in text.split(",")}))
-        if found[0] >= 1 and list(found) == sorted(found):
-            return found
+            chosen = tuple(sorted({int(part) for part in text.split(",")}))
+        if chosen[0] >= 1 and list(chosen) == sorted(chosen):
+            return chosen
     raise BadInputError(
         "expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two",
         argument=Argument(flag, text),
@@ -229,9 +231,9 @@ def workers_from_text(text: str, flag: str) -> tuple[int, ...]:
     (0, 2, 4)
     """
     with suppress(ValueError):
-        found = tuple(sorted({int(part) for part in text.split(",")}))
-        if found[0] >= 0 and found[-1] <= _MOST_WORKERS:
-            return found
+        counts = tuple(sorted({int(part) for part in text.split(",")}))
+        if counts[0] >= 0 and counts[-1] <= _MOST_WORKERS:
+            return counts
     raise BadInputError(
         f"expected numbers of workers from 0 to {_MOST_WORKERS}, such as 0,2,4",
         argument=Argument(flag, text),
@@ -241,21 +243,21 @@ def workers_from_text(text: str, flag: str) -> tuple[int, ...]:
 def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
     """Reads a list of positive numbers, such as `100,200`."""
     with suppress(ValueError):
-        found = tuple(float(part) for part in text.split(","))
-        if all(0 < each < math.inf for each in found):
-            return found
+        numbers = tuple(float(part) for part in text.split(","))
+        if all(0 < number < math.inf for number in numbers):
+            return numbers
     raise BadInputError(
         "expected positive numbers, such as 100 or 100,200", argument=Argument(flag, text)
     )
 
 
 def words_from_text(text: str, flag: str) -> tuple[str, ...]:
-    found = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not found:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
         raise BadInputError(
             "expected one or more names, separated by commas", argument=Argument(flag, text)
         )
-    return found
+    return words
 
 
 def text_from_text(text: str, flag: str) -> str:

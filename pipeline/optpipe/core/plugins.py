@@ -91,8 +91,8 @@ def load_plugins(
 def list_entry_points(group: Group) -> tuple[metadata.EntryPoint, ...]:
     """The entry points of `group` that `OPTPIPE_PLUGINS` allows, sorted by name."""
     allowed = read_allowed_names()
-    found = sorted(metadata.entry_points(group=group), key=lambda entry: entry.name)
-    return tuple(entry for entry in found if allowed is None or entry.name in allowed)
+    entries = sorted(metadata.entry_points(group=group), key=lambda entry: entry.name)
+    return tuple(entry for entry in entries if allowed is None or entry.name in allowed)
 
 
 def read_allowed_names() -> frozenset[str] | None:
@@ -106,10 +106,10 @@ def read_allowed_names() -> frozenset[str] | None:
 @cache
 def list_distributions() -> tuple[metadata.Distribution, ...]:
     """The distributions whose plug-ins are allowed, each once, sorted by name."""
-    found = {
+    distributions = {
         entry.dist.name: entry.dist
         for group in GROUPS
         for entry in list_entry_points(group)
         if entry.dist is not None
     }
-    return tuple(found[name] for name in sorted(found))
+    return tuple(distributions[name] for name in sorted(distributions))

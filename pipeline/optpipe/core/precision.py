@@ -112,16 +112,16 @@ class PrecisionShare:
         """
         share = self.counted.get(kind, 0.0)
         high = share + self.counted.get(UNATTRIBUTED, 0.0)
-        others = any(each.type != kind for each in self.unknown)
-        same = any(each.type in (kind, UNATTRIBUTED) for each in self.unknown)
+        others = any(products.type != kind for products in self.unknown)
+        same = any(products.type in (kind, UNATTRIBUTED) for products in self.unknown)
         if self.unknown and not self.macs:  # layers are no measure where there are products
             return float(not others), float(same)
         return 0.0 if others else share, 1.0 if same else min(high, 1.0)
 
     def describe_unknown(self) -> str:
         """`2 products of unknown cost: Attention, Rfft`; empty without one."""
-        count = sum(each.count for each in self.unknown)
-        names = sorted({each.op for each in self.unknown})
+        count = sum(products.count for products in self.unknown)
+        names = sorted({products.op for products in self.unknown})
         some = ", ".join(names[:MAX_OTHERS]) + (", …" if len(names) > MAX_OTHERS else "")
         return (
             f"{count} product{'' if count == 1 else 's'} of unknown cost: {some}" if count else ""
@@ -218,8 +218,8 @@ class PrecisionProof:
         if required is not None and low < required - 1e-12:
             return _describe_share(self.share, wanted, required)
         if wanted in (Precision.FP32, Precision.TF32):
-            narrower = {str(each) for each in Precision} - {str(wanted), str(Precision.FP32)}
-            present = {*self.share.counted} | {each.type for each in self.share.unknown}
+            narrower = {str(kind) for kind in Precision} - {str(wanted), str(Precision.FP32)}
+            present = {*self.share.counted} | {products.type for products in self.share.unknown}
             return self.reason if narrower & present else None
         return self.reason if high == 0 else None
 
@@ -264,10 +264,10 @@ def prove_precision(
 
 
 def _describe_share(share: PrecisionShare, wanted: Precision, required: float) -> str:
-    found, unknown = share.counted.get(wanted, 0.0), share.describe_unknown()
+    proven, unknown = share.counted.get(wanted, 0.0), share.describe_unknown()
     unit = "MACs" if share.macs else "layers"
     known = (
-        f"{_format_share(found, required)} of {'the known ' if unknown else ''}{unit} in {wanted}"
+        f"{_format_share(proven, required)} of {'the known ' if unknown else ''}{unit} in {wanted}"
     )
     also = f" and {unknown}" if unknown else ""
     return f"{known}{also}, {required:.0%} required"
@@ -298,7 +298,7 @@ class PrecisionCost:
 
 def make_cost_order(costs: Iterable[PrecisionCost]) -> Callable[[PrecisionCost], float]:
     """Sort key for `costs`, the costliest first: by SNR, or by drop if one has no SNR."""
-    if all(each.snr_db is not None for each in costs):
+    if all(cost.snr_db is not None for cost in costs):
         return lambda cost: cost.snr_db or 0.0
     return lambda cost: -(cost.drop or 0.0)
 

@@ -53,12 +53,12 @@ def let_torch_threads_sleep() -> None:
     Does nothing if the user chose a setting, torch is imported, or torch has no OpenMP beside it.
     """
     imported = sys.modules.get("torch")
-    found = None if imported or _WAITING in os.environ else find_spec("torch")
-    if found is None or found.origin is None:
+    torch_spec = None if imported or _WAITING in os.environ else find_spec("torch")
+    if torch_spec is None or torch_spec.origin is None:
         return
     os.environ[_WAITING] = "PASSIVE"
     try:
-        for library in Path(found.origin).parent.glob("lib/libgomp*.so*"):
+        for library in Path(torch_spec.origin).parent.glob("lib/libgomp*.so*"):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     finally:
         del os.environ[_WAITING]
@@ -87,7 +87,7 @@ def make_python_environment(environment: Mapping[str, str] | None = None) -> dic
     made["PYTHONSAFEPATH"] = "1"
     if "PYTHONPATH" in made:
         folders = filter(None, made["PYTHONPATH"].split(os.pathsep))
-        made["PYTHONPATH"] = os.pathsep.join(str(Path(each).absolute()) for each in folders)
+        made["PYTHONPATH"] = os.pathsep.join(str(Path(folder).absolute()) for folder in folders)
     return made
 
 
@@ -238,9 +238,9 @@ def handle_interrupts() -> Iterator[None]:
 
     hook = sys.unraisablehook
     numbers = [
-        each
-        for each in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(each) is not signal.SIG_IGN
+        signum
+        for signum in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(signum) is not signal.SIG_IGN
     ]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     sys.unraisablehook = unraisable

@@ -149,7 +149,7 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
     if match is not None and not match[2]:
         number, units = (
             float(match[1]),
-            [_SHORT.get(each) or next(iter(each.units)) for each in dimensions],
+            [_SHORT.get(dimension) or next(iter(dimension.units)) for dimension in dimensions],
         )
         if "pt" in units and "%" in units:  # the percent of a score is its point
             units.remove("%")
@@ -162,11 +162,16 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
         raise BadInputError(
             f"the number has no unit; write {' or '.join(readings)}", argument=Argument(flag, text)
         )
-    found = next(
-        (each for each in dimensions if match is not None and match[2] in each.units), dimensions[0]
+    dimension = next(
+        (
+            dimension
+            for dimension in dimensions
+            if match is not None and match[2] in dimension.units
+        ),
+        dimensions[0],
     )
     try:
-        return quantity_from_text(text, found), found
+        return quantity_from_text(text, dimension), dimension
     except ValueError as error:
         reason = str(error).removeprefix(f'"{text}"').removeprefix(repr(text)).lstrip(": ")
         raise BadInputError(reason, argument=Argument(flag, text)) from error
@@ -231,9 +236,9 @@ def format_quantity(value: float, dimension: Dimension) -> str:
 def format_interval(low: float, high: float, dimension: Dimension, shown: str = "") -> str:
     """`[1.41 ms, 1.60 ms]`; without the unit if both bounds have that of the value `shown`."""
     number = r"[-+]?[\d.,]+(?:e[-+]\d+)?"
-    texts = [format_quantity(each, dimension) for each in (low, high)]
-    if len({re.sub(number, "", each, count=1).removesuffix("s") for each in (*texts, shown)}) == 1:
-        texts = [match[0] for each in texts if (match := re.match(number, each))]
+    texts = [format_quantity(bound, dimension) for bound in (low, high)]
+    if len({re.sub(number, "", text, count=1).removesuffix("s") for text in (*texts, shown)}) == 1:
+        texts = [match[0] for text in texts if (match := re.match(number, text))]
     return f"[{', '.join(texts)}]"
 
 

@@ -24,10 +24,10 @@ Key = TypeVar("Key")
 
 def group_pairs(pairs: Iterable[tuple[Key, T]]) -> dict[Key, list[T]]:
     """The values of each key, in order."""
-    found: dict[Key, list[T]] = {}
+    groups: dict[Key, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:
@@ -64,13 +64,13 @@ class OtherSchemaError(BadInputError):
 
 def read_versioned(files: Files, name: str, kind: type[T]) -> T:
     """Reads a record with a `schema_version`. Raises OtherSchemaError for another version, BadInputError for none."""
-    expected = next(each.default for each in fields(kind) if each.name == "schema_version")  # type: ignore[arg-type]
-    found = record_from_files(files, name, dict).get("schema_version", 0)
-    if found != expected:
+    expected = next(field.default for field in fields(kind) if field.name == "schema_version")  # type: ignore[arg-type]
+    version = record_from_files(files, name, dict).get("schema_version", 0)
+    if version != expected:
         where = files.folder / name
-        error = OtherSchemaError if found else BadInputError
+        error = OtherSchemaError if version else BadInputError
         raise error(
-            f"{where} has schema version {found}; this version of optpipe reads version {expected}"
+            f"{where} has schema version {version}; this version of optpipe reads version {expected}"
         )
     return record_from_files(files, name, kind)
 
@@ -102,9 +102,9 @@ def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {_escape_surrogates(key): _escape_surrogates(each) for key, each in value.items()}
+        return {_escape_surrogates(key): _escape_surrogates(item) for key, item in value.items()}
     return (
-        [_escape_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
+        [_escape_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
     )
 
 
@@ -200,30 +200,30 @@ def document_from_json(content: bytes, place: str) -> object:
         raise BadInputError(f"{place}: {what}")
 
     def join(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             names = [name for name, _ in pairs]
             refuse(f"key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-        return found
+        return members
 
     require_flat(content, place)
     try:
-        found: object = json.loads(
+        document: object = json.loads(
             content.decode("utf-8"),
             object_pairs_hook=join,
             parse_constant=lambda word: refuse(f"{word} is not JSON"),
             parse_int=_integer_from_json,
             parse_float=_float_from_json,
         )
-        json.dumps(found, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
+        json.dumps(document, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{place}: not JSON ({error})") from error
-    return found
+    return document
 
 
-def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
+def compare_recomputed(records: Iterable[Recomputed]) -> Iterator[str]:
     """Lists where stored records differ from what their raw files give, one line each."""
-    for place, stored, computed in found:
+    for place, stored, computed in records:
         yield from find_disagreements(plain_from_record(stored), plain_from_record(computed), place)
 
 
@@ -249,8 +249,8 @@ def find_disagreements(
         ]
     elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
         pairs = [
-            (f"{place}[{_common_name(one, other) or at}]", one, other)
-            for at, (one, other) in enumerate(zip(stored, computed, strict=True))
+            (f"{place}[{_common_name(left, right) or at}]", left, right)
+            for at, (left, right) in enumerate(zip(stored, computed, strict=True))
         ]
     else:
         differ = not _are_equal(stored, computed)
@@ -260,9 +260,9 @@ def find_disagreements(
             else []
         )
     return [
-        found
-        for at, one, other in pairs
-        for found in find_disagreements(one, other, at, leave_out, source)
+        problem
+        for at, left, right in pairs
+        for problem in find_disagreements(left, right, at, leave_out, source)
     ]
 
 
@@ -275,11 +275,11 @@ def _are_equal(stored: object, computed: object) -> bool:
     return stored == computed
 
 
-def _common_name(one: object, other: object) -> object:
+def _common_name(left: object, right: object) -> object:
     """The name or id that both have, so that a line names a criterion or a measurement instead of an index."""
     names = [
-        each.get("name") or each.get("id") if isinstance(each, Mapping) else None
-        for each in (one, other)
+        document.get("name") or document.get("id") if isinstance(document, Mapping) else None
+        for document in (left, right)
     ]
     return names[0] if names[0] == names[1] else None
 

@@ -22,8 +22,8 @@ def format_cpus(cpus: Iterable[int]) -> str:
 def find_differing_settings(settings: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
     """Names whose values differ among `settings`, in alphabetical order."""
     known = list(settings)
-    names = sorted({name for each in known for name in each})
-    return tuple(name for name in names if len({each.get(name) for each in known}) > 1)
+    names = sorted({name for chosen in known for name in chosen})
+    return tuple(name for name in names if len({chosen.get(name) for chosen in known}) > 1)
 
 
 def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:

@@ -26,7 +26,9 @@ class Verdict(StrEnum):
 def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
     """Any FAIL fails; no verdict at all is INCONCLUSIVE."""
     seen = set(verdicts) or {Verdict.INCONCLUSIVE}
-    return next(each for each in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if each in seen)
+    return next(
+        verdict for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if verdict in seen
+    )
 
 
 _FILLERS = "\u115f\u1160\u3164\uffa0"
@@ -35,7 +37,7 @@ _FILLERS = "\u115f\u1160\u3164\uffa0"
 
 def is_reason(text: str) -> bool:
     """Whether `text` tells a reader something: one printable line with at least one visible letter."""
-    return text.isprintable() and any(one.isalpha() and one not in _FILLERS for one in text)
+    return text.isprintable() and any(char.isalpha() and char not in _FILLERS for char in text)
 
 
 def require_reason(text: str, what: str) -> None:
@@ -136,7 +138,7 @@ class VerdictRecord:
 
     @property
     def waived(self) -> tuple[CriterionResult, ...]:
-        return tuple(one for one in self.criteria if not one.counts)
+        return tuple(criterion for criterion in self.criteria if not criterion.counts)
 
     @property
     def is_unqualified_pass(self) -> bool:
@@ -145,7 +147,7 @@ class VerdictRecord:
 
     @property
     def counted(self) -> tuple[CriterionResult, ...]:
-        return tuple(one for one in self.criteria if one.counts)
+        return tuple(criterion for criterion in self.criteria if criterion.counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,8 @@ def _list_words(name: str, value: object, *, setting: bool) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for key, chosen in value.items():
             if isinstance(chosen, Mapping):
-                for setting_name, each in chosen.items():
-                    yield from (f"--{option}", f"{key}.{setting_name}={each}")
+                for setting_name, setting_value in chosen.items():
+                    yield from (f"--{option}", f"{key}.{setting_name}={setting_value}")
             else:
                 yield from (f"--{option}", f"{key}={_show_shapes(chosen)}")
     else:
@@ -224,7 +224,7 @@ def _show_shapes(shapes: Any) -> str:
     if not isinstance(shapes, tuple):
         return str(shapes)
     several = shapes if shapes and isinstance(shapes[0], tuple) else (shapes,)
-    return ":".join("x".join(map(str, each)) for each in several)
+    return ":".join("x".join(map(str, shape)) for shape in several)
 
 
 def show_on_terminal(value: Any) -> str:
@@ -245,7 +245,7 @@ def show_in_python(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(show_in_python, value))}]"
     if isinstance(value, Mapping):
-        pairs = (f"{show_in_python(key)}: {show_in_python(each)}" for key, each in value.items())
+        pairs = (f"{show_in_python(key)}: {show_in_python(item)}" for key, item in value.items())
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, bool | int | float):
         return str(value)

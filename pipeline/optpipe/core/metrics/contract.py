@@ -122,13 +122,13 @@ class Metric:
 
     def read(self, measured: Measurement) -> Estimate | None:
         """The figure of one process from its record; None if it has none. A plug-in's lies in `Measurement.figures`."""
-        found = measured.figures.get(self.name)
-        return None if found is None or found.value is None else Estimate(found.value)
+        figure = measured.figures.get(self.name)
+        return None if figure is None or figure.value is None else Estimate(figure.value)
 
     def read_without_interval(self, measured: Measurement) -> float | None:
         """The figure of one process even if its samples cannot support an interval; over processes it needs none."""
-        found = self.read(measured)
-        return None if found is None else found.value
+        estimate = self.read(measured)
+        return None if estimate is None else estimate.value
 
     def read_row(self, row: ComparisonRow) -> Estimate | None:
         """The figure of a row of a comparison, if rows have it."""
@@ -141,8 +141,8 @@ class Metric:
 
     def find_reason(self, measured: Measurement) -> str | None:
         """Why one process withheld the figure, as its record says; None if it does not."""
-        found = measured.figures.get(self.name)
-        return None if found is None else found.why_not
+        figure = measured.figures.get(self.name)
+        return None if figure is None else figure.why_not
 
     @property
     def loss_sign(self) -> float:

@@ -55,10 +55,10 @@ class Percentile(Metric):
         return row.latency_ns.get(self._key)
 
     def read_without_interval(self, measured: Measurement) -> float | None:
-        found, latency = self.read(measured), measured.latency_ns
-        if found is None and self.is_median and latency is not None:
+        estimate, latency = self.read(measured), measured.latency_ns
+        if estimate is None and self.is_median and latency is not None:
             return latency.median
-        return None if found is None else found.value
+        return None if estimate is None else estimate.value
 
     def explain_missing(self, measured: Measurement) -> str:
         return f"{self.name} is not available: {self.find_reason(measured) or NOT_COMPUTED}"
@@ -232,8 +232,8 @@ class Power(Metric):
         return measure_power(window)
 
     def read_row(self, row: ComparisonRow) -> Estimate | None:
-        found = row.figures.get(self.name)
-        return None if found is None else found.estimate
+        figure = row.figures.get(self.name)
+        return None if figure is None else figure.estimate
 
 
 class LoadTime(Metric):
@@ -252,8 +252,8 @@ class LoadTime(Metric):
     is_witnessed = True
 
     def read_row(self, row: ComparisonRow) -> Estimate | None:
-        found = row.figures.get(self.name)
-        return None if found is None else found.estimate
+        figure = row.figures.get(self.name)
+        return None if figure is None else figure.estimate
 
 
 class BuildTime(Metric):

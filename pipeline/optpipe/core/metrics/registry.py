@@ -19,7 +19,9 @@ from optpipe.core.percentile_names import percent_from_name
 from optpipe.core.plugins import Group, Registry, list_entry_points, load_plugins
 from optpipe.core.quantity import Dimension, Estimate
 
-METRICS: Registry[Metric] = Registry("metric", {one.name: one for one in (*SHOWN, *OTHERS)})
+METRICS: Registry[Metric] = Registry(
+    "metric", {metric.name: metric for metric in (*SHOWN, *OTHERS)}
+)
 _FIXED = tuple(
     name
     for name, value in vars(Metric).items()
@@ -52,7 +54,7 @@ def read_metric_plugin(name: str, plugin: Any) -> Metric:
         raise BadInputError("has no dimension, such as Dimension.TIME")
     if type(metric).compute is Metric.compute:
         raise BadInputError("has no compute(window)")
-    chosen = next((each for each in _FIXED if getattr(metric, each) != getattr(Metric, each)), None)
+    chosen = next((name for name in _FIXED if getattr(metric, name) != getattr(Metric, name)), None)
     if chosen or type(metric).read is not Metric.read:
         raise BadInputError(
             f"sets {chosen or 'read'}: a plug-in's figure is the mean of the processes' figures"
@@ -77,7 +79,7 @@ def find_metric(name: str) -> Metric:
 
 OWN = "optpipe"
 """The distribution of figures that optpipe itself computes, in every version."""
-_RECORDED: Mapping[str, Metric] = {one.name: one for one in RECORDED}
+_RECORDED: Mapping[str, Metric] = {metric.name: metric for metric in RECORDED}
 
 
 def compute_recorded_figures(
@@ -109,8 +111,8 @@ def recompute_figures(
     A plug-in's figure can be computed `again` only where the same version of it is installed.
     """
     return {
-        name: found
-        if (found := again.get(name)) and found.distribution == kept.distribution
+        name: figure
+        if (figure := again.get(name)) and figure.distribution == kept.distribution
         else kept
         for name, kept in stored.items()
         if _is_possible(name, kept)
@@ -130,11 +132,11 @@ def _is_possible(name: str, figure: ProcessFigure) -> bool:
 def _compute_figure(metric: Metric, window: Window) -> ProcessFigure:
     value, why_not = None, None
     try:
-        found = metric.compute(window)
+        computed = metric.compute(window)
     except (Exception, SystemExit) as error:  # noqa: BLE001, a stranger's code may raise anything
         why_not = f"{metric.name} raised {type(error).__name__}: {first_line(error)}"
     else:
-        value = found.value if isinstance(found, Estimate) else found
+        value = computed.value if isinstance(computed, Estimate) else computed
         if isinstance(value, str):
             value, why_not = None, value or "no reason given"
         elif isinstance(value, bool) or not isinstance(value, int | float):
@@ -150,5 +152,9 @@ def _compute_figure(metric: Metric, window: Window) -> ProcessFigure:
 def name_distribution(group: Group, name: str) -> str:
     """`optpipe-jitter 1.0`: the distribution that registers a plug-in."""
     entries = (entry for entry in list_entry_points(group) if entry.name == name)
-    found = next((entry.dist for entry in entries if entry.dist is not None), None)
-    return "an unknown distribution" if found is None else f"{found.name} {found.version}"
+    distribution = next((entry.dist for entry in entries if entry.dist is not None), None)
+    return (
+        "an unknown distribution"
+        if distribution is None
+        else f"{distribution.name} {distribution.version}"
+    )

@@ -100,7 +100,7 @@ def compute_part(score: SampleScore, sample: EvaluatedSample) -> Part:
         value = value.item()
     if not isinstance(value, bool | int | float):
         raise ValueError(f"gives a {type(given).__name__}, not a number or a Part")
-    weight, group = (_require_count(each) for each in (weight, group))
+    weight, group = (_require_count(count) for count in (weight, group))
     value = float(value)
     most = LARGEST if score.lower_is_better else weight
     if not isfinite(value) or not 0 <= value <= most:
@@ -154,7 +154,7 @@ def require_score(score: SampleScore) -> SampleScore:
         raise BadInputError(f"{name} has the rule {score.rule!r}; rules are {', '.join(Rule)}")
     given: Any = score.tasks
     tasks = given if isinstance(given, tuple | list) else [None]
-    if not all(each in list(Task) or str(each).startswith("user:") for each in tasks):
+    if not all(task in list(Task) or str(task).startswith("user:") for task in tasks):
         raise BadInputError(f"{name} has the tasks {score.tasks!r}; tasks are {', '.join(Task)}")
     if not score.title:
         score.title = name

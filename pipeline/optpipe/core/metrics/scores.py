@@ -73,9 +73,9 @@ SCORES: tuple[Score, ...] = (
     MAE,
 )
 """Every score, in the order in which units are listed."""
-SCORE_NAMES = tuple(one.name for one in SCORES)
-_BY_NAME = {one.name: one for one in SCORES}
-ERROR_NAMES = frozenset(one.name for one in SCORES if one.lower_is_better)
+SCORE_NAMES = tuple(score.name for score in SCORES)
+_BY_NAME = {score.name: score for score in SCORES}
+ERROR_NAMES = frozenset(score.name for score in SCORES if score.lower_is_better)
 
 
 def find_score(name: str) -> Score:

@@ -110,8 +110,10 @@ def _limit_measured(
     )
 
 
-_PERCENTILES = {one.name: one for one in (*SHOWN, *OTHERS) if isinstance(one, Percentile)}
-_LOSSES = {one.name: one for one in SHOWN if one.in_regression}
+_PERCENTILES = {
+    metric.name: metric for metric in (*SHOWN, *OTHERS) if isinstance(metric, Percentile)
+}
+_LOSSES = {metric.name: metric for metric in SHOWN if metric.in_regression}
 
 ENVIRONMENT = Section(
     "environment",
@@ -265,7 +267,7 @@ JUDGED = (
 )
 """The tables with limits, in the order of the criteria."""
 SECTIONS: Mapping[str, Section] = {
-    one.name: one for one in (ENVIRONMENT, *JUDGED, MORE_METRICS, MORE_SCORES)
+    section.name: section for section in (ENVIRONMENT, *JUDGED, MORE_METRICS, MORE_SCORES)
 }
 
 
@@ -278,4 +280,7 @@ def explain_no_limit(name: str) -> str | None:
 
 def list_tiles() -> list[Section]:
     """The tables whose figures head a report, the most important first."""
-    return sorted((one for one in JUDGED if one.tile is not None), key=lambda one: one.tile or 0)
+    return sorted(
+        (section for section in JUDGED if section.tile is not None),
+        key=lambda section: section.tile or 0,
+    )

@@ -29,10 +29,14 @@ def compute_content_id(graph: Any, card: ModelCard) -> str:
     >>> compute_content_id(onnx.load("model.onnx"), card_from_file(Path("card.json")))  # doctest: +SKIP
     'b94d27b9934d'
     """
-    opsets = sorted((each.domain, each.version) for each in graph.opset_import)
+    opsets = sorted((opset.domain, opset.version) for opset in graph.opset_import)
     functions = [
-        [each.domain, each.name, _describe_nodes(each.node, _Numbers([*each.input]))]
-        for each in graph.functions
+        [
+            function.domain,
+            function.name,
+            _describe_nodes(function.node, _Numbers([*function.input])),
+        ]
+        for function in graph.functions
     ]
     described = {
         "opsets": opsets,
@@ -68,18 +72,18 @@ class _Numbers:
 def _describe_card(card: ModelCard) -> Mapping[str, Any]:
     values = {key: value for key, value in card.to_dict().items() if key not in _PLACES}
     inputs = [
-        {key: value for key, value in each.items() if key not in _PROFILE}
-        for each in values["inputs"]
+        {key: value for key, value in spec.items() if key not in _PROFILE}
+        for spec in values["inputs"]
     ]
     return {**values, "inputs": inputs}
 
 
 def _describe_graph(graph: Any, numbers: _Numbers) -> list[Any]:
     """Inputs, weights, nodes and outputs; the weights in the order in which the nodes read them."""
-    weights = {each.name: each for each in graph.initializer}
-    inputs = [each for each in graph.input if each.name not in weights]
-    for each in inputs:
-        numbers.define(each.name)
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    for value in inputs:
+        numbers.define(value.name)
     read: list[Any] = []
 
     def define_weights(names: Iterable[str]) -> None:
@@ -90,12 +94,12 @@ def _describe_graph(graph: Any, numbers: _Numbers) -> list[Any]:
 
     for node in graph.node:
         define_weights(_list_read(node))
-    define_weights([each.name for each in graph.output])
+    define_weights([value.name for value in graph.output])
     nodes = _describe_nodes(graph.node, numbers)
-    outputs = [[*_describe_value(each), numbers.read(each.name)] for each in graph.output]
+    outputs = [[*_describe_value(value), numbers.read(value.name)] for value in graph.output]
     sparse = [
-        [_describe_tensor(each.values), _describe_tensor(each.indices), list(each.dims)]
-        for each in graph.sparse_initializer
+        [_describe_tensor(tensor.values), _describe_tensor(tensor.indices), list(tensor.dims)]
+        for tensor in graph.sparse_initializer
     ]
     return [list(map(_describe_value, inputs)), read, nodes, outputs, sparse]
 
@@ -107,26 +111,26 @@ def _list_read(node: Any) -> list[str]:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
             for inner in graph.node:
                 names += _list_read(inner)
-            names += [each.name for each in graph.output]
+            names += [value.name for value in graph.output]
     return names
 
 
 def _describe_nodes(nodes: Iterable[Any], numbers: _Numbers) -> list[Any]:
-    found = []
+    described = []
     for node in nodes:
-        inputs = [numbers.read(each) for each in node.input]
+        inputs = [numbers.read(name) for name in node.input]
         attributes = sorted(
-            (_describe_attribute(each, numbers) for each in node.attribute), key=str
+            (_describe_attribute(attribute, numbers) for attribute in node.attribute), key=str
         )
-        outputs = [numbers.define(each) for each in node.output]
-        found.append([node.domain, node.op_type, inputs, attributes, outputs])
-    return found
+        outputs = [numbers.define(name) for name in node.output]
+        described.append([node.domain, node.op_type, inputs, attributes, outputs])
+    return described
 
 
 def _describe_attribute(attribute: Any, numbers: _Numbers) -> list[Any]:
     graphs = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
     if graphs:
-        inner = [_describe_graph(each, _Numbers([], numbers)) for each in graphs]
+        inner = [_describe_graph(graph, _Numbers([], numbers)) for graph in graphs]
         return [attribute.name, "graph", inner]
     tensors = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
     if tensors:

@@ -18,21 +18,21 @@ def find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
     if len(text) < 4:
         return []
     models = {
-        each.id
-        for each in store.list_entries(ModelInfo)
-        if each.matches_id(text) or each.info.content.startswith(text)
+        model.id
+        for model in store.list_entries(ModelInfo)
+        if model.matches_id(text) or model.info.content.startswith(text)
     }
     return [
-        each
-        for each in store.list_entries(ArtifactInfo)
-        if each.matches_id(text) or each.manifest.parents[0] in models
+        build
+        for build in store.list_entries(ArtifactInfo)
+        if build.matches_id(text) or build.manifest.parents[0] in models
     ]
 
 
 def find_content_id(artifact: str, store: Store) -> str:
     """The ID of the model that `artifact` was built from; empty if the store does not have both."""
-    made_of = {each.id: each.manifest.parents[0] for each in store.list_entries(ArtifactInfo)}
-    contents = {each.id: each.info.content for each in store.list_entries(ModelInfo)}
+    made_of = {build.id: build.manifest.parents[0] for build in store.list_entries(ArtifactInfo)}
+    contents = {model.id: model.info.content for model in store.list_entries(ModelInfo)}
     return contents.get(made_of.get(artifact, ""), "")
 
 
@@ -45,17 +45,19 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
     path, (file, _, factory) = Path(text), text.rpartition(":")
     if file.endswith(".py"):
         named = [
-            each
-            for each in store.list_entries(ArtifactInfo)
-            if each.info.model == name_from_factory(text)
-            and each.info.source.rpartition(":")[2] == factory
+            build
+            for build in store.list_entries(ArtifactInfo)
+            if build.info.model == name_from_factory(text)
+            and build.info.source.rpartition(":")[2] == factory
         ]
         return named if any_content else _keep_same_files(named, Path(file), store)
 
     if path.suffix == ".toml" and path.is_file():
         card = CardSource(path)
         named = [
-            each for each in store.list_entries(ArtifactInfo) if each.info.model == card.card.name
+            build
+            for build in store.list_entries(ArtifactInfo)
+            if build.info.model == card.card.name
         ]
         return named if any_content else _keep_same_identity(named, card, store)
 
@@ -72,9 +74,9 @@ def _keep_same_files(
     if not builds:
         return []
     folder = file.resolve().parent
-    models = {each.id: each for each in store.list_entries(ModelInfo)}
-    fresh = {name for name, each in models.items() if has_same_files(each, folder)}
-    return [each for each in builds if each.manifest.parents[0] in fresh]
+    models = {model.id: model for model in store.list_entries(ModelInfo)}
+    fresh = {name for name, model in models.items() if has_same_files(model, folder)}
+    return [build for build in builds if build.manifest.parents[0] in fresh]
 
 
 def _keep_same_identity(
@@ -87,11 +89,11 @@ def _keep_same_identity(
         identity = card.collect_identity()
     except BadInputError:  # only the name is left
         return builds
-    made_of = {each.id: each.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
+    made_of = {model.id: model.recipe["model"]["source"] for model in store.list_entries(ModelInfo)}
     return [
-        each
-        for each in builds
-        if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()
+        build
+        for build in builds
+        if identity.items() <= made_of.get(build.manifest.parents[0], {}).items()
     ]
 
 
@@ -99,8 +101,8 @@ def _find_by_name(text: str, content: str | None, store: Store) -> list[Entry[Ar
     """The builds of a model that is called `text`, and with `content`, the hash of an ONNX file, those of its copies."""
     path = Path(text)
     builds = []
-    for each in store.list_entries(ArtifactInfo):
-        info = each.info
+    for build in store.list_entries(ArtifactInfo):
+        info = build.info
         without_card = info.weights.source == "embedded"
         if content is not None and without_card and info.weights.sha256 != content:
             continue
@@ -111,13 +113,13 @@ def _find_by_name(text: str, content: str | None, store: Store) -> list[Entry[Ar
             content is not None and without_card and is_named_by_source(info.model, info.source)
         )
         if is_called or is_file or is_copy:
-            builds.append(each)
+            builds.append(build)
     return builds
 
 
 def _drop_changed(builds: list[Entry[ArtifactInfo]], store: Store) -> list[Entry[ArtifactInfo]]:
     """Those of `builds` whose source has not changed since."""
-    models = {each.id: each for each in store.list_entries(ModelInfo)}
-    made_of = {each.manifest.parents[0] for each in builds}
+    models = {model.id: model for model in store.list_entries(ModelInfo)}
+    made_of = {build.manifest.parents[0] for build in builds}
     changed = {name for name in made_of & models.keys() if has_changed_source(models[name])}
-    return [each for each in builds if each.manifest.parents[0] not in changed]
+    return [build for build in builds if build.manifest.parents[0] not in changed]

@@ -41,7 +41,7 @@ def has_changed_source(model: Entry[ModelInfo]) -> bool:
 def explain_changed_source(artifact: Entry[ArtifactInfo], store: Store) -> str | None:
     """A message if the source of a build that was named by its ID has changed since; None otherwise."""
     made_of = artifact.manifest.parents[:1]
-    models = [each for each in store.list_entries(ModelInfo) if each.id in made_of]
+    models = [model for model in store.list_entries(ModelInfo) if model.id in made_of]
     return explain_changed_model(models[0], artifact.id) if models else None
 
 

@@ -121,14 +121,16 @@ class Decision:
     @property
     def nearest(self) -> Candidate | None:
         """The candidate closest to the budget; None if no build could be judged."""
-        judged = [each for each in self.candidates if each.accuracy is not None]
+        judged = [candidate for candidate in self.candidates if candidate.accuracy is not None]
         return min(
-            judged, key=lambda each: each.accuracy.cost if each.accuracy else inf, default=None
+            judged,
+            key=lambda candidate: candidate.accuracy.cost if candidate.accuracy else inf,
+            default=None,
         )
 
     def describe(self, only: str | None = None) -> str:
         """`onnxruntime fp32 (cpu) (1a2b3c4d5e6f) at batch 1, 8`, for each winner or `only` one."""
-        labels = {each.artifact: each.label for each in self.candidates}
+        labels = {candidate.artifact: candidate.label for candidate in self.candidates}
         sizes = group_pairs(
             (name, str(size)) for size, name in self.winners.items() if only in (None, name)
         )
@@ -147,7 +149,7 @@ def read_decision(run: Run) -> Decision:
 def find_decision(workspace: Path, artifacts: Container[str]) -> tuple[Decision, str] | None:
     """The newest decision with a winner among `artifacts`, and the name of its run."""
     for run in reversed(list_runs(workspace, "choose")):
-        found = read_decision(run)
-        if any(winner in artifacts for winner in found.winners.values()):
-            return found, run.name
+        decision = read_decision(run)
+        if any(winner in artifacts for winner in decision.winners.values()):
+            return decision, run.name
     return None

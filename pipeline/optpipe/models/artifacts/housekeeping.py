@@ -92,8 +92,8 @@ class Removal:
 
 def _list_model_ids(entries: Iterable[Entry[Any]]) -> dict[str, str]:
     """The ID of the content of each stored model, by the ID of its entry."""
-    models = (each for each in entries if each.kind == ModelInfo.KIND)
-    return {each.id: str(each.manifest.info.get("content") or "") for each in models}
+    models = (entry for entry in entries if entry.kind == ModelInfo.KIND)
+    return {model.id: str(model.manifest.info.get("content") or "") for model in models}
 
 
 def _summarize(
@@ -113,7 +113,7 @@ def _summarize(
         path=str(entry.path),
         status=manifest.status,
         command=manifest.command,
-        model_id=next((model_ids[each] for each in about if model_ids.get(each)), None),
+        model_id=next((model_ids[parent] for parent in about if model_ids.get(parent)), None),
     )
 
 
@@ -137,8 +137,8 @@ def list_stored(store: Store) -> StoreListing:
     return StoreListing(
         workspace=str(store.workspace),
         entries=tuple(
-            _summarize(each, ids)
-            for each in sorted(entries, key=lambda each: each.manifest.finished_utc)
+            _summarize(entry, ids)
+            for entry in sorted(entries, key=lambda entry: entry.manifest.finished_utc)
         ),
         damaged=tuple(folder.name for folder in damaged),
         runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
@@ -178,14 +178,16 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
     entry = store.find(prefix)
     dependents = _find_dependents(entry.id, store.list_entries())
     if dependents and not with_dependents:
-        names = ", ".join(each.path.name for each in dependents[:3])
+        names = ", ".join(dependent.path.name for dependent in dependents[:3])
         count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
         problem = f"{entry.path.name} has {count} made from it ({names})"
         raise BadInputError(
             f"{problem}; pass " + Argument("with_dependents", True) + " to remove them as well"
         )
     with store.exclusive():
-        return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
+        return _remove(
+            store, [needless.path for needless in (*reversed(dependents), entry)], dry_run=False
+        )
 
 
 def find_run(store: Store, prefix: str) -> Path | None:
@@ -194,31 +196,31 @@ def find_run(store: Store, prefix: str) -> Path | None:
     if any(entry.matches_id(prefix) for entry in entries):
         return None
     folders = [*damaged, *list_run_folders(store.workspace)]
-    found = [
-        each
-        for each in folders
+    runs = [
+        folder
+        for folder in folders
         if prefix
-        and (each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix))
+        and (folder.name.startswith(prefix) or folder.name.partition("-")[2].startswith(prefix))
     ]
-    if len(found) > 1:
-        problem = (
-            f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])})"
-        )
+    if len(runs) > 1:
+        problem = f"'{prefix}' matches {len(runs)} runs ({', '.join(run.name for run in runs[:5])})"
         raise BadInputError(f"{problem}; use a longer prefix")
-    return found[0] if found else None
+    return runs[0] if runs else None
 
 
 def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
     entries = list(entries)
-    found: list[Entry[Any]] = []
+    dependents: list[Entry[Any]] = []
     wave = {ident}
     while wave:
         nearer = [
-            each for each in entries if wave & set(each.manifest.parents) and each not in found
+            entry
+            for entry in entries
+            if wave & set(entry.manifest.parents) and entry not in dependents
         ]
-        found += nearer
-        wave = {each.id for each in nearer}
-    return found
+        dependents += nearer
+        wave = {dependent.id for dependent in nearer}
+    return dependents
 
 
 def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
@@ -249,9 +251,10 @@ def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
 
 def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
     freed = sum(
-        measure_folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders
+        measure_folder_bytes(folder) if dry_run else store.remove_folder(folder)
+        for folder in folders
     )
-    return Removal(tuple(each.name for each in folders), freed, dry_run)
+    return Removal(tuple(folder.name for folder in folders), freed, dry_run)
 
 
 def _sweep(store: Store, *, dry_run: bool) -> int:
@@ -306,31 +309,31 @@ def _tabulate_entries(listing: StoreListing) -> Iterator[Table | Sentence]:
     ]
     rows = [
         (
-            each.id,
-            each.kind,
-            each.model,
-            each.model_id or "",
-            f"{each.backend} ({each.device})" if each.backend else "",
-            each.precision,
-            format_bytes(each.size_bytes),
-            str(each.created)[:19].replace("T", " "),
+            entry.id,
+            entry.kind,
+            entry.model,
+            entry.model_id or "",
+            f"{entry.backend} ({entry.device})" if entry.backend else "",
+            entry.precision,
+            format_bytes(entry.size_bytes),
+            str(entry.created)[:19].replace("T", " "),
         )
-        for each in listing.entries
+        for entry in listing.entries
     ]
     yield make_table(columns, rows)
-    total = format_bytes(sum(each.size_bytes for each in listing.entries))
+    total = format_bytes(sum(entry.size_bytes for entry in listing.entries))
     yield Sentence(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}, {total}")
 
 
 def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
     rows = [
         (
-            each.id,
-            Cell(each.status, Tone.PLAIN if each.status == "complete" else Tone.DOUBTFUL),
-            format_bytes(each.size_bytes),
-            each.command,
+            run.id,
+            Cell(run.status, Tone.PLAIN if run.status == "complete" else Tone.DOUBTFUL),
+            format_bytes(run.size_bytes),
+            run.command,
         )
-        for each in listing.runs
+        for run in listing.runs
     ]
     yield make_table(
         (
@@ -341,12 +344,12 @@ def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
         ),
         rows,
     )
-    total = format_bytes(sum(each.size_bytes for each in listing.runs))
+    total = format_bytes(sum(run.size_bytes for run in listing.runs))
     yield Sentence(f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {total}")
 
 
-def document_from_entry(found: EntryDetails) -> Document:
-    entry, manifest, info = found.entry, found.manifest, found.manifest.info
+def document_from_entry(details: EntryDetails) -> Document:
+    entry, manifest, info = details.entry, details.manifest, details.manifest.info
     weights = info.get("weights")
     packages = ", ".join(
         f"{name} {version}" for name, version in manifest.environment.packages.items()
@@ -368,10 +371,10 @@ def document_from_entry(found: EntryDetails) -> Document:
             make_table(("file", figure_column("size"), Column("sha256", rank=2)), files)
             if files
             else None,
-            *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
-            *_describe_mixed(found),
-            Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,
-            *(Sentence(str(each), Tone.STRONG, "remark") for each in info.get("remarks", ())),
+            *(_describe_proof(proof, details) if (proof := info.get("precision_proof")) else ()),
+            *_describe_mixed(details),
+            Sentence(str(details.chosen), Tone.STRONG, "chosen") if details.chosen else None,
+            *(Sentence(str(remark), Tone.STRONG, "remark") for remark in info.get("remarks", ())),
             Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights")
             if weights
             else None,
@@ -381,24 +384,24 @@ def document_from_entry(found: EntryDetails) -> Document:
     )
 
 
-def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[Sentence]:
+def _describe_proof(proof: Mapping[str, Any], details: EntryDetails) -> Iterator[Sentence]:
     tone, word = (Tone.STRONG, "proven") if proof["proven"] else (Tone.BAD, "NOT proven")
-    yield Sentence(f"{found.entry.precision}: {word}, {proof['reason']}", tone, "precision")
+    yield Sentence(f"{details.entry.precision}: {word}, {proof['reason']}", tone, "precision")
     for form in proof["share"].get("stored", ()):
         text = f"{form['form']} in {form['count']} layers, computed in {form['type']}"
         yield Sentence(text, Tone.STRONG, "weights stored as")
     recorded = proof.get("placement")
-    if recorded and (placement := record_from_plain(recorded, Placement, found.entry.path)).count:
+    if recorded and (placement := record_from_plain(recorded, Placement, details.entry.path)).count:
         yield Sentence(format_placement(placement), Tone.DOUBTFUL, "elsewhere")
 
 
-def _describe_mixed(found: EntryDetails) -> Iterator[Sentence]:
+def _describe_mixed(details: EntryDetails) -> Iterator[Sentence]:
     """The layers that a build within a budget has in floating point."""
-    if recorded := found.manifest.info.get("mixed"):
-        mixed = record_from_plain(recorded, MixedPrecision, found.entry.path)
+    if recorded := details.manifest.info.get("mixed"):
+        mixed = record_from_plain(recorded, MixedPrecision, details.entry.path)
         kept = tuple(
-            f"{each.layer} ({each.op}), {format_count(each.macs)} MACs: {each.reason}"
-            for each in mixed.kept
+            f"{node.layer} ({node.op}), {format_count(node.macs)} MACs: {node.reason}"
+            for node in mixed.kept
         )
         yield Sentence(format_mixed(mixed), Tone.STRONG, "mixed", kept)
 

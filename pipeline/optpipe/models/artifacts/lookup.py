@@ -105,26 +105,26 @@ def require_one_model(text: str, builds: Sequence[Entry[ArtifactInfo]], store: S
 
     Models with the same content, or with the same source and weights, are one: they differ in profile or in tools.
     """
-    stored = {each.id: each for each in store.list_entries(ModelInfo)}
+    stored = {model.id: model for model in store.list_entries(ModelInfo)}
     groups: list[tuple[set[str], list[Entry[ArtifactInfo]]]] = []
-    for each in builds:
-        model = stored.get(each.manifest.parents[0])
+    for build in builds:
+        model = stored.get(build.manifest.parents[0])
         if model is None:
             continue
         keys = {hash_model(model.manifest), model.info.content} - {""}
         for known, members in groups:
             if keys & known:
                 known |= keys
-                members.append(each)
+                members.append(build)
                 break
         else:
-            groups.append((keys, [each]))
+            groups.append((keys, [build]))
     if len(groups) < 2:
         return
     described = []
     for _, members in groups:
         model = stored[members[-1].manifest.parents[0]]
-        labels = ", ".join(dict.fromkeys(f"{one.info.label}" for one in members))
+        labels = ", ".join(dict.fromkeys(f"{build.info.label}" for build in members))
         described.append(f"{model.info.content or model.id} ({labels})")
     raise BadInputError(
         f"{len(groups)} models in {store.workspace} are called {text}: {'; '.join(described)}",
@@ -136,12 +136,12 @@ def select_runnable(
     artifacts: Sequence[StoredArtifact],
 ) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
     """The artifacts that can run here, and why the others cannot. Raises MissingError if none can."""
-    found = {
-        each.label: BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info)
-        for each in artifacts
+    blockers = {
+        artifact.label: BACKENDS[artifact.entry.info.backend].find_run_blocker(artifact.entry.info)
+        for artifact in artifacts
     }
-    reasons = {label: why_not for label, why_not in found.items() if why_not is not None}
-    able = tuple(each for each in artifacts if each.label not in reasons)
+    reasons = {label: why_not for label, why_not in blockers.items() if why_not is not None}
+    able = tuple(artifact for artifact in artifacts if artifact.label not in reasons)
     if not able:
         text = join_texts("; ", (f"{label}: " + why_not for label, why_not in reasons.items()))
         raise MissingError(
@@ -154,11 +154,12 @@ def select_runnable(
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
     """A message if artifacts were built from different weights or sources, as after retraining; None otherwise."""
     made = [
-        {key: each.model.recipe["model"].get(key) for key in ("source", "weights")}
-        for each in artifacts
+        {key: artifact.model.recipe["model"].get(key) for key in ("source", "weights")}
+        for artifact in artifacts
     ]
     other = next(
-        (each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None
+        (artifact for artifact, origin in zip(artifacts, made, strict=True) if origin != made[0]),
+        None,
     )
     if other is None:
         return None
@@ -172,13 +173,19 @@ def find_reference(
 ) -> Entry[ReferenceInfo] | None:
     """The reference that the artifact was last verified on, otherwise the model's newest; None without one."""
     known = {
-        each.id: each
-        for each in store.list_entries(ReferenceInfo)
-        if model.id in each.manifest.parents
+        reference.id: reference
+        for reference in store.list_entries(ReferenceInfo)
+        if model.id in reference.manifest.parents
     }
-    parents = (each.manifest.parents for each in store.list_entries(VerificationInfo))
+    parents = (
+        verification.manifest.parents for verification in store.list_entries(VerificationInfo)
+    )
     verified = [
-        known[one] for each in parents if artifact.id in each for one in each if one in known
+        known[parent]
+        for parents_of in parents
+        if artifact.id in parents_of
+        for parent in parents_of
+        if parent in known
     ]
-    found = verified or list(known.values())
-    return found[-1] if found else None
+    references = verified or list(known.values())
+    return references[-1] if references else None

@@ -26,7 +26,7 @@ def make_unbuilt_error(
     except BadInputError as error:
         return error
     here = explain_no_build(text, store)
-    others = dict.fromkeys(each.info.model for each in reversed(store.list_entries(ArtifactInfo)))
+    others = dict.fromkeys(build.info.model for build in reversed(store.list_entries(ArtifactInfo)))
     if not here and others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         here = f", which has builds of {', '.join(list(others)[:5])}{more}"
@@ -89,5 +89,5 @@ def explain_other_content(text: str, store: Store) -> str:
     others = find_builds(text, store, any_content=True)
     if not others:
         return ""
-    listed = ", ".join(f"{each.info.label} {each.id}" for each in others[-5:])
+    listed = ", ".join(f"{build.info.label} {build.id}" for build in others[-5:])
     return f": its source is not that of its builds ({listed}); it has changed, or they are of another file"

@@ -49,26 +49,26 @@ def find_stored_source(text: str, store: Store) -> str | None:
         or text in find_model_cards()
     ):
         return None
-    found = [
-        (place, each.info)
-        for each in store.list_entries(ModelInfo)
-        if text in _list_model_names(each.info) and (place := find_stored_place(each)) is not None
+    places = [
+        (place, model.info)
+        for model in store.list_entries(ModelInfo)
+        if text in _list_model_names(model.info) and (place := find_stored_place(model)) is not None
     ]
-    if all(place == f"torchvision:{text}" for place, _ in found):  # found without its import
+    if all(place == f"torchvision:{text}" for place, _ in places):  # found without its import
         return None
     if text.isidentifier() and get_package_version("torchvision"):
         from torchvision.models import list_models
 
         if text in list_models():
             return None
-    _require_one_place(text, found, store)
-    return found[-1][0] if found else None
+    _require_one_place(text, places, store)
+    return places[-1][0] if places else None
 
 
-def _require_one_place(text: str, found: Sequence[tuple[str, ModelInfo]], store: Store) -> None:
+def _require_one_place(text: str, known: Sequence[tuple[str, ModelInfo]], store: Store) -> None:
     """Raises BadInputError if `text` names models of several places that are not the same content."""
     places: dict[str, tuple[str, str]] = {}
-    for place, info in found:
+    for place, info in known:
         file, colon, rest = place.rpartition(":")
         where = str(Path(file).resolve()) + colon + rest if file.endswith(".py") else place
         where = str(Path(place).resolve()) if place.endswith((".onnx", ".toml")) else where

@@ -156,18 +156,18 @@ def find_model_by_id(text: str, store: Store) -> Entry[ModelInfo] | None:
     """
     if not can_be_id(text) or Path(text).exists() or text in find_model_cards():
         return None
-    models = {each.id: each for each in store.list_entries(ModelInfo)}
+    models = {model.id: model for model in store.list_entries(ModelInfo)}
     meant = {
-        each.id: each
-        for each in models.values()
-        if each.matches_id(text) or each.info.content.startswith(text)
+        model.id: model
+        for model in models.values()
+        if model.matches_id(text) or model.info.content.startswith(text)
     }
     for build in find_builds_by_id(text, store):
         parent = build.manifest.parents[0]
         meant |= {parent: models[parent]} if parent in models else {}
-    contents = {each.info.content or each.id for each in meant.values()}
+    contents = {model.info.content or model.id for model in meant.values()}
     if len(contents) > 1:
-        listed = ", ".join(f"{each.id} ({each.info.name})" for each in meant.values())
+        listed = ", ".join(f"{model.id} ({model.info.name})" for model in meant.values())
         raise BadInputError(f"{text} is the beginning of several IDs: {listed}\ngive more digits")
     return next(reversed(meant.values()), None)
 
@@ -176,4 +176,4 @@ def find_builds_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
     """The builds whose own ID begins with `text`; none if `text` is no ID of a build."""
     if not can_be_id(text) or Path(text).exists() or text in find_model_cards():
         return []
-    return [each for each in store.list_entries(ArtifactInfo) if each.matches_id(text)]
+    return [build for build in store.list_entries(ArtifactInfo) if build.matches_id(text)]

@@ -18,17 +18,17 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
         return None
     card = read_stored_card(model)
     inputs = [
-        (each, [low if low == high else "n" for low, high in zip(each.min, each.max, strict=True)])
-        for each in card.inputs
+        (spec, [low if low == high else "n" for low, high in zip(spec.min, spec.max, strict=True)])
+        for spec in card.inputs
     ]
     sides = [
         ", ".join(
-            f"{each.name} {'×'.join(str(size) if isinstance(size, int) and axis != each.batch else 'n' for axis, size in enumerate(shape))}"
-            for each, shape in side
+            f"{spec.name} {'×'.join(str(size) if isinstance(size, int) and axis != spec.batch else 'n' for axis, size in enumerate(shape))}"
+            for spec, shape in side
         )
-        for side in (inputs, [(each, each.shape) for each in card.outputs])
+        for side in (inputs, [(spec, spec.shape) for spec in card.outputs])
     ]
     tensors = load_onnx(model.file(ONNX), weights=False).graph.initializer
     # whether other initializers are folded depends on the exporter
-    count = sum(math.prod(each.dims) for each in tensors if len(each.dims) > 1)
+    count = sum(math.prod(tensor.dims) for tensor in tensors if len(tensor.dims) > 1)
     return f"{card.task}, {' to '.join(sides)}, {count:,} weights"

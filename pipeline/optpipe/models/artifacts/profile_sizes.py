@@ -50,7 +50,7 @@ def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> 
 def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way_out: str) -> None:
     """As `require_lengths` for a card's profile; `name` and `way_out` are for the message."""
     if card.length_range is None:
-        inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
+        inputs = ", ".join(f"{spec.name} {spec.format_profile()}" for spec in card.inputs)
         raise BadInputError(
             f"{card.name} has no sequence length: its inputs are {inputs}", argument="length"
         )

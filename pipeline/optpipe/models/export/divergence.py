@@ -33,12 +33,12 @@ def find_first_divergence(
     try:
         recorded = _record_values(convert_program(module, card).exported_program, card, feeds)
         names = [name for name in writers if name in recorded]
-        found = run_exposed(graph, names, feeds)
+        outputs = run_exposed(graph, names, feeds)
     except Exception:  # noqa: BLE001 - this only explains an error, whatever a user's code or the exporter raises
         return None
     for name in names:
-        if name in found:
-            off = compare_values(recorded[name], found[name])
+        if name in outputs:
+            off = compare_values(recorded[name], outputs[name])
             if off > choose_limit(recorded[name], limit):
                 return Difference(name, writers[name].op_type, off)
     return None
@@ -56,7 +56,7 @@ def _record_values(program: Any, card: ModelCard, feeds: Feeds) -> dict[str, NDA
                 values[n.name] = np.asarray(whole.detach().numpy())
             return value
 
-    given = iter([torch.from_numpy(feeds[each.name]) for each in card.inputs])
+    given = iter([torch.from_numpy(feeds[spec.name]) for spec in card.inputs])
     held = {**program.state_dict, **program.constants}
     arguments = [
         held[spec.target] if spec.target in held else next(given)

@@ -88,9 +88,9 @@ class Model:
     def load(self) -> LoadedModel:
         """The model in memory, with the requested shapes in its card."""
         if self._loaded is None:
-            found = self.source.load(self.weights)
-            read = {name: each for name, each in self.shapes.items() if name not in found.unread}
-            card = found.card.with_profile(self.batch, read)
+            loaded = self.source.load(self.weights)
+            read = {name: shape for name, shape in self.shapes.items() if name not in loaded.unread}
+            card = loaded.card.with_profile(self.batch, read)
             if (
                 card.tokenization is not None
                 and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length
@@ -100,7 +100,7 @@ class Model:
                     argument="shape",
                     remedy="give shorter shapes, or a model with a larger position table",
                 )
-            self._loaded = replace(found, card=card)
+            self._loaded = replace(loaded, card=card)
         return self._loaded
 
     def find_quantization(self) -> Precision | None:
@@ -400,14 +400,14 @@ def compute_reference(
             constant=not apart and len(next(iter(inputs.values()))) > 1,
         )
 
-    found, stored = store.produce(
+    reference, stored = store.produce(
         ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener
     )
-    if found.info.constant:
+    if reference.info.constant:
         listener.warn(
             f"{card.name} gives the same outputs for every input, so comparing outputs proves nothing"
         )
-    return found, stored
+    return reference, stored
 
 
 def _run_given_module(
@@ -479,19 +479,19 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, n
 
     def run(batch: Arrays) -> Arrays:
         try:
-            found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
+            returned = module(*(torch.from_numpy(batch[spec.name]) for spec in card.inputs))
         except OptpipeError:
             raise
         except Exception as error:  # a user's code
             raise BadInputError(
                 f"{card.name} fails on its inputs: {describe_user_error(error)}"
             ) from error
-        flat = found if isinstance(found, tuple | list) else (found,)
+        flat = returned if isinstance(returned, tuple | list) else (returned,)
         values = [
             tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
             for tensor in flat
         ]
-        return dict(zip((each.name for each in card.outputs), values, strict=True))
+        return dict(zip((spec.name for spec in card.outputs), values, strict=True))
 
     with torch.inference_mode(), open_stable_selection():
         return run_rows(card, inputs, run)
@@ -503,7 +503,7 @@ def _require_independence(
     """Raises GateError if the source model gives other `outputs` in smaller batches, which an exported graph cannot."""
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
-            found = run_torch_model(
+            independent = run_torch_model(
                 module, card, {name: value[:size] for name, value in inputs.items()}
             )
         except Exception as error:  # also if outputs cannot be joined
@@ -511,8 +511,10 @@ def _require_independence(
             raise GateError(
                 f"{card.name} does not run at batch size {size}: {why}", remedy=BATCH_WAY_OUT
             ) from error
-        found = align_rows(outputs, found, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
-        for name, value in found.items():
+        independent = align_rows(
+            outputs, independent, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]
+        )
+        for name, value in independent.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:
                 problem = f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}"
@@ -537,10 +539,10 @@ def _run_onnx_model(
 ) -> dict[str, np.ndarray]:
     """The graph's outputs on all samples. Raises GateError if smaller batches give other outputs."""
     wanted = _choose_sizes(card, inputs)
-    found, dynamic = run_onnx_graph(path, card, inputs, *wanted), is_quantized_dynamically(path)
+    batches, dynamic = run_onnx_graph(path, card, inputs, *wanted), is_quantized_dynamically(path)
     tolerated = TOLERATED_RELATIVE_ERROR[Precision.INT8 if dynamic else Precision.FP32]
-    for size, outputs in zip(wanted, found, strict=True):
-        errors = _compare_outputs(found[-1], outputs, selection)
+    for size, outputs in zip(wanted, batches, strict=True):
+        errors = _compare_outputs(batches[-1], outputs, selection)
         worst = max(errors, key=lambda error: error.relative)
         if worst.relative > tolerated:
             off = f"output '{worst.name}' is off by {worst.relative:.2e}"
@@ -552,7 +554,7 @@ def _run_onnx_model(
             cause = "its scales come from each whole batch, and its outputs depend on what shares a batch"
             change = f"{worst.relative:.1e} at batch size {size}"
             listener.warn(f"{card.name} is quantized dynamically: {cause} (by {change})")
-    return found[-1]
+    return batches[-1]
 
 
 def _require_decidable(path: Path, card: ModelCard, inputs: Arrays, undecided: str) -> None:
@@ -571,13 +573,13 @@ def _require_decidable(path: Path, card: ModelCard, inputs: Arrays, undecided: s
 
 
 def _compare_outputs(
-    expected: Arrays, found: Arrays, selection: Selection
+    expected: Arrays, actual: Arrays, selection: Selection
 ) -> tuple[OutputError, ...]:
     """Compares common samples: a fixed batch size may have left out the last few. Selected rows are sets."""
-    found = align_rows(expected, found, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
-    counts = {name: min(len(rows), len(found[name])) for name, rows in expected.items()}
+    actual = align_rows(expected, actual, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
+    counts = {name: min(len(rows), len(actual[name])) for name, rows in expected.items()}
     return tuple(
-        compute_output_error(name, expected[name][:n], found[name][:n])
+        compute_output_error(name, expected[name][:n], actual[name][:n])
         for name, n in counts.items()
     )
 
@@ -600,16 +602,16 @@ def _require_rewrites(
     card: ModelCard,
     inputs: Arrays,
     outputs: Arrays,
-    found: Arrays,
+    actual: Arrays,
     selection: Selection,
 ) -> tuple[OutputError, ...]:
-    """The errors of the rewritten graph's outputs, `found`, against those of the user's file.
+    """The errors of the rewritten graph's outputs, `actual`, against those of the user's file.
 
     Raises GateError with the first tensor that differs.
     """
-    rows = {name: value[: len(found[name])] for name, value in outputs.items()}
-    found = align_rows(rows, found, selection, EXACT_RELATIVE)
-    if (worst := find_worst([rows], [found])) is not None:
+    rows = {name: value[: len(actual[name])] for name, value in outputs.items()}
+    actual = align_rows(rows, actual, selection, EXACT_RELATIVE)
+    if (worst := find_worst([rows], [actual])) is not None:
         batches = [batch for batch, _ in split_batches(card, inputs)]
         graphs = load_onnx(source), load_onnx(entry.file(ONNX))
         first = RewriteGuard(batches).find_difference(*graphs)
@@ -620,7 +622,7 @@ def _require_rewrites(
             )
             problem = f"{card.name}: the graph as optpipe rewrote it does not match the file"
             raise GateError(f"{problem} on these inputs: {first or worst}")
-    return _compare_outputs(outputs, found, selection)
+    return _compare_outputs(outputs, actual, selection)
 
 
 def _check_parity(
@@ -629,15 +631,15 @@ def _check_parity(
     card: ModelCard,
     inputs: Arrays,
     expected: Arrays,
-    found: Arrays,
+    actual: Arrays,
     selection: Selection,
 ) -> tuple[OutputError, ...]:
-    """The errors of the exported graph's outputs, `found`, against the module's, `expected`; selected rows are sets.
+    """The errors of the exported graph's outputs, `actual`, against the module's, `expected`; selected rows are sets.
 
     Raises GateError beyond the tolerance, with the first tensor that differs and a selection among equal values, if there are.
     """
     tolerated = TOLERATED_RELATIVE_ERROR[Precision.FP32]
-    errors = _compare_outputs(expected, found, selection)
+    errors = _compare_outputs(expected, actual, selection)
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             problem = f"{card.name}: the exported graph does not match the source model"

@@ -42,7 +42,7 @@ def onnx_from_torch(
     an ONNX file; StageError with the operator or the line that cannot be exported.
     """
     require_one_file(
-        card.name, sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+        card.name, sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     )
     listener = listener or SilentListener()
     try:
@@ -65,13 +65,17 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
     card = loaded.card
     if loaded.onnx is not None:
         graph = onnx.load(loaded.onnx, load_external_data=False).graph
-        known = all(each.type.tensor_type.HasField("shape") for each in graph.output)
+        known = all(output.type.tensor_type.HasField("shape") for output in graph.output)
         return replace(card, outputs=_read_outputs(graph)) if known else None
-    found = _require_runs(loaded.module, card.with_profile((card.batch_range[0],) * 3, {}))
-    said = [each.name for each in card.outputs] or _find_output_names(loaded.module, card)
-    names = said if len(said) == len(found) else [f"output {place}" for place in range(len(found))]
-    dtypes = [str(value.dtype).removeprefix("torch.") for value in found]
-    shapes = [("batch", *value.shape[1:]) if value.shape else () for value in found]
+    returned = _require_runs(loaded.module, card.with_profile((card.batch_range[0],) * 3, {}))
+    said = [spec.name for spec in card.outputs] or _find_output_names(loaded.module, card)
+    names = (
+        said
+        if len(said) == len(returned)
+        else [f"output {place}" for place in range(len(returned))]
+    )
+    dtypes = [str(value.dtype).removeprefix("torch.") for value in returned]
+    shapes = [("batch", *value.shape[1:]) if value.shape else () for value in returned]
     return replace(card, outputs=tuple(map(TensorSpec, names, dtypes, shapes)))
 
 
@@ -82,7 +86,7 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
             return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
     except Exception as error:
         shapes = ", ".join(
-            f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs
+            f"{spec.name} {spec.dtype} {'x'.join(map(str, spec.opt))}" for spec in card.inputs
         )
         problem = f"{card.name} fails on the inputs in its description ({shapes})"
         way = ""
@@ -99,7 +103,7 @@ def convert_program(module: Any, card: ModelCard) -> Any:
     shapes: Any = make_dynamic_shapes(card.inputs)
     parameters = inspect.signature(module.forward).parameters.values()
     if any(
-        each.kind is each.VAR_POSITIONAL for each in parameters
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters
     ):  # a starred parameter takes one nested tuple
         shapes = (shapes,)
     disabled = logging.root.manager.disable
@@ -116,8 +120,8 @@ def convert_program(module: Any, card: ModelCard) -> Any:
                 make_example_inputs(card.inputs, "cpu"),
                 dynamo=True,
                 dynamic_shapes=shapes,
-                input_names=[each.name for each in card.inputs],
-                output_names=[each.name for each in card.outputs] or None,
+                input_names=[spec.name for spec in card.inputs],
+                output_names=[spec.name for spec in card.outputs] or None,
                 verbose=False,
                 optimize=False,
             )
@@ -155,8 +159,8 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
             program.model.graph.outputs, _find_output_names(module, card), strict=False
         ):
             value.name = name
-    _restore_inputs(program.model, [each.name for each in card.inputs])
-    _rename_clashes(program.model, {each.name for each in card.inputs})
+    _restore_inputs(program.model, [spec.name for spec in card.inputs])
+    _rename_clashes(program.model, {spec.name for spec in card.inputs})
     program.save(str(target), external_data=False)
 
 
@@ -187,7 +191,7 @@ def _find_export_way_out(module: Any, card: ModelCard, error: BaseException) -> 
             "\nits weights are computed from parametrizations in every call: fix them before returning the module, with "
             f"torch.nn.utils.parametrize.{parametrized}"
         )
-    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+    if any(isinstance(submodule, torch.jit.ScriptModule) for submodule in module.modules()):
         return "\npart of it is compiled with torch.jit; use the original Python module instead"
     from_catalog = not card.source.rpartition(":")[0].endswith(".py")
     if from_catalog and card.task is Task.DETECTION:
@@ -205,7 +209,7 @@ def _find_export_way_out(module: Any, card: ModelCard, error: BaseException) -> 
 def _find_output_names(module: Any, card: ModelCard) -> tuple[str, ...]:
     """A module's output names after a run; empty if it has none, or if one is also an input's name."""
     names: tuple[str, ...] = getattr(module, "output_names", ())
-    return () if {each.name for each in card.inputs} & set(names) else names
+    return () if {spec.name for spec in card.inputs} & set(names) else names
 
 
 def _restore_inputs(graph: Any, names: Sequence[str]) -> None:
@@ -244,34 +248,34 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
     Raises BadInputError if the graph does not take the card's inputs in all shapes of the card.
     """
     graph = load_onnx(path, weights=False)
-    taken = {each.name: each for each in graph.graph.input}
+    taken = {value.name: value for value in graph.graph.input}
     unread = find_unread_inputs(graph)
-    for each in card.inputs:
-        if each.name not in taken or each.name in unread:
-            problem = f"{card.name} does not use input '{each.name}'"
+    for spec in card.inputs:
+        if spec.name not in taken or spec.name in unread:
+            problem = f"{card.name} does not use input '{spec.name}'"
             raise BadInputError(
                 f"{problem}; remove it from the description, or return a module without it"
             )
-        dims = taken[each.name].type.tensor_type.shape.dim
+        dims = taken[spec.name].type.tensor_type.shape.dim
         sizes = [dim.dim_value if has_size(dim) else None for dim in dims]
-        for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
+        for axis, (size, low, high) in enumerate(zip(sizes, spec.min, spec.max, strict=False)):
             if size is not None and not low == size == high:
                 way: str = Argument("batch", size)
-                if axis != each.batch:
-                    shape = Argument("shape", {each.name: "..."})
+                if axis != spec.batch:
+                    shape = Argument("shape", {spec.name: "..."})
                     way = shape + ", or other sizes in its description"
                 problem = (
-                    f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}'"
+                    f"{card.name} accepts only size {size} in dimension {axis} of '{spec.name}'"
                 )
                 raise BadInputError(f"{problem}, not {low} to {high}; use " + way)
     outputs = _read_outputs(graph.graph)
-    if (stated := [each.name for each in card.outputs]) and stated != (
-        found := [each.name for each in outputs]
+    if (stated := [spec.name for spec in card.outputs]) and stated != (
+        named := [spec.name for spec in outputs]
     ):
         problem = f"{card.name}: its description lists outputs {', '.join(stated)}"
-        raise BadInputError(f"{problem}, but it has {len(found)}: {', '.join(found)}")
+        raise BadInputError(f"{problem}, but it has {len(named)}: {', '.join(named)}")
     if card.batch_range[2] > 1 and (
-        wrong := next((each for each in outputs if not each.shape), None)
+        wrong := next((spec for spec in outputs if not spec.shape), None)
     ):
         problem = f"{card.name}: output '{wrong.name}' is a single value for a whole batch"
         smallest, _, largest = card.batch_range
@@ -289,7 +293,7 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         problem = f"{card.name}: its description has {len(card.labels)} labels"
         raise BadInputError(f"{problem}, but its first output has {classes} classes")
     bounds = find_index_bounds(graph)
-    inputs = (replace(each, below=each.below or bounds.get(each.name)) for each in card.inputs)
+    inputs = (replace(spec, below=spec.below or bounds.get(spec.name)) for spec in card.inputs)
     return replace(card, inputs=tuple(inputs), outputs=outputs)
 
 
@@ -298,27 +302,27 @@ def _find_output_axes(
 ) -> tuple[TensorSpec, ...]:
     """Adds each output's batch axis: the card's, the axis with the name of the inputs' batch, or the one that changes
     with it; None if no size depends on the batch, as for anchors; otherwise the first."""
-    said = {each.name: each.batch for each in card.outputs}
-    taken = {each.name: each.type.tensor_type.shape.dim for each in graph.graph.input}
-    batched = [each for each in card.inputs if each.batch is not None]
-    names = {taken[each.name][each.batch].dim_param for each in batched} - {""}
+    said = {spec.name: spec.batch for spec in card.outputs}
+    taken = {value.name: value.type.tensor_type.shape.dim for value in graph.graph.input}
+    batched = [spec for spec in card.inputs if spec.batch is not None]
+    names = {taken[spec.name][spec.batch].dim_param for spec in batched} - {""}
     size = batched[0].opt[batched[0].batch or 0] if batched else 1
-    found = []
-    for each in outputs:
-        if (axis := said.get(each.name, 0)) == 0:
-            first = each.shape[0] if each.shape else None
+    batched_outputs = []
+    for spec in outputs:
+        if (axis := said.get(spec.name, 0)) == 0:
+            first = spec.shape[0] if spec.shape else None
             if first is None:
                 axis = None
-            elif known := [place for place, name in enumerate(each.shape) if name in names]:
+            elif known := [place for place, name in enumerate(spec.shape) if name in names]:
                 axis = known[0]
             elif (
                 not names and isinstance(first, int) and first != size
             ):  # a fixed batch, recognized by its size
-                axis = 1 if len(each.shape) > 2 and each.shape[1] == size else None
-        found.append(replace(each, batch=axis))
-    if names and any(not names & set(each.shape) for each in outputs):
-        found = _find_changing_axes(found, names, card, graph, path)
-    return tuple(found)
+                axis = 1 if len(spec.shape) > 2 and spec.shape[1] == size else None
+        batched_outputs.append(replace(spec, batch=axis))
+    if names and any(not names & set(spec.shape) for spec in outputs):
+        batched_outputs = _find_changing_axes(batched_outputs, names, card, graph, path)
+    return tuple(batched_outputs)
 
 
 def _find_changing_axes(
@@ -331,20 +335,22 @@ def _find_changing_axes(
     sizes = (high - 1 if high - low > 1 else low, high)
     for value in graph.graph.output:
         value.type.tensor_type.ClearField("shape")  # a file may state one size and compute another
-    inputs = ([each.with_batch(low, size, high) for each in card.inputs] for size in sizes)
-    few, many = (infer_graph_types(graph, each).shapes for each in inputs)
+    inputs = ([spec.with_batch(low, size, high) for spec in card.inputs] for size in sizes)
+    few, many = (infer_graph_types(graph, specs).shapes for specs in inputs)
     # inference gives no shapes for outputs of If, Loop and similar operators
-    if any(not few.get(each.name) for each in outputs if not names & set(each.shape)):
+    if any(not few.get(spec.name) for spec in outputs if not names & set(spec.shape)):
         few, many = (_run_for_shapes(path, card, size, graph) for size in sizes)
-    found = []
-    for each in outputs:
-        shapes = few.get(each.name, ()), many.get(each.name, ())
+    changed_specs = []
+    for spec in outputs:
+        shapes = few.get(spec.name, ()), many.get(spec.name, ())
         changed = [
             axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if sizes[0] != sizes[1]
         ]
-        unclear = names & set(each.shape) or not all(shapes) or len(changed) > 1
-        found.append(each if unclear else replace(each, batch=changed[0] if changed else None))
-    return found
+        unclear = names & set(spec.shape) or not all(shapes) or len(changed) > 1
+        changed_specs.append(
+            spec if unclear else replace(spec, batch=changed[0] if changed else None)
+        )
+    return changed_specs
 
 
 def _run_for_shapes(
@@ -353,10 +359,10 @@ def _run_for_shapes(
     """The shapes of the outputs for noise at one batch size."""
     compared = find_compared_values(graph)
     inputs = {
-        each.name: make_synthetic_tensor(
-            each.opt, each.dtype, 0, each.below, compared.get(each.name)
+        spec.name: make_synthetic_tensor(
+            spec.opt, spec.dtype, 0, spec.below, compared.get(spec.name)
         )
-        for each in bound_noise([one.with_batch(size, size, size) for one in card.inputs], graph)
+        for spec in bound_noise([spec.with_batch(size, size, size) for spec in card.inputs], graph)
     }
     try:
         with PlainSession(path) as session:

@@ -23,7 +23,7 @@ it, tools refuse it."""
 
 def read_opset(model: Any) -> int:
     """The version of the standard operators; 0 if the graph states none."""
-    versions = (each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    versions = (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx"))
     return max(versions, default=0)
 
 
@@ -72,7 +72,7 @@ def raise_opset(model: Any, least: int) -> Any:
 def _list_resize_modes(model: Any) -> Iterator[str]:
     """The rounding of each Resize or Upsample, in order: ONNX Runtime rounds down to enlarge, and up to shrink."""
     for graph in iterate_graphs(model.graph):
-        constants = {each.name: each for each in graph.initializer}
+        constants = {tensor.name: tensor for tensor in graph.initializer}
         constants |= {
             node.output[0]: held.t
             for node in graph.node
@@ -83,7 +83,9 @@ def _list_resize_modes(model: Any) -> Iterator[str]:
         for node in graph.node:
             if node.op_type not in ("Resize", "Upsample") or node.domain not in ("", "ai.onnx"):
                 continue
-            scales = next((each.floats for each in node.attribute if each.name == "scales"), ())
+            scales = next(
+                (attribute.floats for attribute in node.attribute if attribute.name == "scales"), ()
+            )
             if not scales and len(node.input) > 1 and node.input[1] in constants:
                 scales = onnx.numpy_helper.to_array(constants[node.input[1]]).reshape(-1)
             shrinks = bool(len(scales)) and bool((np.asarray(scales) < 1).any())
@@ -98,9 +100,9 @@ def _state_resize_modes(model: Any, modes: Sequence[str]) -> None:
             if node.op_type != "Resize" or node.domain not in ("", "ai.onnx"):
                 continue
             kept = [
-                each
-                for each in node.attribute
-                if each.name not in ("coordinate_transformation_mode", "nearest_mode")
+                attribute
+                for attribute in node.attribute
+                if attribute.name not in ("coordinate_transformation_mode", "nearest_mode")
             ]
             stated = {
                 "coordinate_transformation_mode": "asymmetric",
@@ -125,7 +127,7 @@ def _rewrite_nodes(
         for node in graph.node:
             fits = node.op_type == operator and node.domain in ("", "ai.onnx")
             nodes += rewrite(node, names) if fits else [node]
-        nodes = [_copy_node(each) for each in nodes]
+        nodes = [_copy_node(node) for node in nodes]
         del graph.node[:]
         graph.node.extend(nodes)
 
@@ -143,7 +145,7 @@ def _make_node(operator: str, given: list[str], made: str, **attributes: Any) ->
 
 def _flatten_hardmax(node: Any, names: NameGiver) -> list[Any]:
     """Over `axis` and all after it, in any opset: as a matrix, whose rows are those axes."""
-    axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
     data, result = node.input[0], node.output[0]
     shape, rows, hard = (names.give(f"{result}_{part}") for part in ("shape", "rows", "hard"))
     return [
@@ -156,7 +158,7 @@ def _flatten_hardmax(node: Any, names: NameGiver) -> list[Any]:
 
 def _split_group_norm(node: Any, names: NameGiver) -> list[Any]:
     """As the InstanceNormalization of groups, which scales by group too."""
-    attributes = {each.name: each for each in node.attribute}
+    attributes = {attribute.name: attribute for attribute in node.attribute}
     groups = attributes["num_groups"].i
     epsilon = attributes["epsilon"].f if "epsilon" in attributes else 1e-5
     data, scale, bias = node.input

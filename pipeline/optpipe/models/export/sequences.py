@@ -34,7 +34,7 @@ def _read_constants(model: Any) -> dict[str, NDArray[Any]]:
     """The values of small constants of all graphs, by name: initializers and Constant nodes."""
     values = {}
     for graph in iterate_graphs(model.graph):
-        tensors = {each.name: each for each in graph.initializer}
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant" and node.domain in STANDARD:
                 (held,) = node.attribute
@@ -53,7 +53,7 @@ def _split_graph(graph: Any, constants: Mapping[str, NDArray[Any]], names: NameG
     for node in graph.node:
         for name in list_read_names(node):
             readers.setdefault(name, []).append(node)
-    kept = {each.name for each in graph.output}
+    kept = {output.name for output in graph.output}
 
     replaced: dict[int, list[Any]] = {}
     for at, node in enumerate(graph.node):
@@ -62,21 +62,23 @@ def _split_graph(graph: Any, constants: Mapping[str, NDArray[Any]], names: NameG
         sequence = node.output[0]
         parts = readers.get(sequence, [])
         if sequence in kept or not all(
-            each.op_type == "SequenceAt" and each.input[1] in constants for each in parts
+            reader.op_type == "SequenceAt" and reader.input[1] in constants for reader in parts
         ):
             continue
-        places = [int(constants[each.input[1]]) for each in parts]
+        places = [int(constants[reader.input[1]]) for reader in parts]
         made = _split(node, parts, places, constants, names)
         if made is not None:
             replaced[at] = made
-            taken = {each.output[0] for each in parts}
+            taken = {reader.output[0] for reader in parts}
             replaced |= {
-                place: [] for place, one in enumerate(graph.node) if taken & set(one.output)
+                place: [] for place, node in enumerate(graph.node) if taken & set(node.output)
             }
     if not replaced:
         return
     nodes = [
-        _copy_node(each) for at, node in enumerate(graph.node) for each in replaced.get(at, [node])
+        _copy_node(copied)
+        for at, node in enumerate(graph.node)
+        for copied in replaced.get(at, [node])
     ]
     del graph.node[:]
     graph.node.extend(nodes)
@@ -96,7 +98,7 @@ def _split(
     names: NameGiver,
 ) -> list[Any] | None:
     """The nodes that compute the `parts` of a SplitToSequence at their `places`; None if sizes are not known."""
-    attributes = {each.name: each.i for each in node.attribute}
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
     axis, keeps = attributes.get("axis", 0), attributes.get("keepdims", 1)
     data, given = node.input[0], node.input[1] if len(node.input) > 1 else ""
     if given and given not in constants:

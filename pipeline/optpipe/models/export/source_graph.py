@@ -97,8 +97,8 @@ def make_probe(card: ModelCard, graph: Any) -> list[dict[str, NDArray[Any]]]:
     rows = make_noise_rows(card, max(PROBE_ROWS, card.batch_range[0]), graph)
     feeds = [batch for batch, _ in split_batches(card, rows)][:PROBE_ROWS]
     smallest = {
-        each.name: make_synthetic_tensor(each.min, each.dtype, seed, each.below)
-        for seed, each in enumerate(card.inputs)
+        spec.name: make_synthetic_tensor(spec.min, spec.dtype, seed, spec.below)
+        for seed, spec in enumerate(card.inputs)
     }
     if any(value.shape != feeds[0][name].shape for name, value in smallest.items()):
         feeds.append(smallest)
@@ -106,8 +106,8 @@ def make_probe(card: ModelCard, graph: Any) -> list[dict[str, NDArray[Any]]]:
 
 
 def _describe_unread(given: Any, card: ModelCard) -> list[str]:
-    taken = {each.name for each in card.inputs}
-    unread = [each.name for each in given.graph.input if each.name in find_unread_inputs(given)]
+    taken = {spec.name for spec in card.inputs}
+    unread = [value.name for value in given.graph.input if value.name in find_unread_inputs(given)]
     return [
         f"no output depends on input '{escape(name)[:80]}', so it is left out"
         for name in unread
@@ -117,7 +117,7 @@ def _describe_unread(given: Any, card: ModelCard) -> list[str]:
 
 def state_shapes(model: Any, card: ModelCard, outputs: Sequence[dict[str, NDArray[Any]]]) -> Any:
     """`model` with a rank for each of the card's inputs and each output, a name for each open size, and no unread input."""
-    taken = {each.name: each for each in card.inputs}
+    taken = {spec.name: spec for spec in card.inputs}
     unread = find_unread_inputs(model) - taken.keys()
     if unread:
         _drop_inputs(model.graph, unread)
@@ -141,7 +141,7 @@ def _drop_inputs(graph: Any, names: Collection[str]) -> None:
             dead.update(node.output)
         else:
             nodes.append(node)
-    kept = [each for each in graph.input if each.name not in names]
+    kept = [value for value in graph.input if value.name not in names]
     if len(nodes) < len(graph.node):
         replace_nodes(graph, nodes)
     del graph.input[:]
@@ -163,9 +163,9 @@ def inline_functions(model: Any) -> Any:
 
 def simplify(model: Any) -> Any:
     """`model` with constants folded and without dead nodes. Raises what onnxslim and the checker raise."""
-    inputs = [each.name for each in model.graph.input]
+    inputs = [value.name for value in model.graph.input]
     slim = _normalize(onnxslim.slim(model))
-    missing = set(inputs) - {each.name for each in slim.graph.input}
+    missing = set(inputs) - {value.name for value in slim.graph.input}
     if missing:
         raise ValueError(f"onnxslim drops input {min(missing)}")
     check_graph(slim)

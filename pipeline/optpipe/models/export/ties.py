@@ -37,26 +37,26 @@ def describe_tie(model: Any, feeds: Mapping[str, NDArray[Any]]) -> str | None:
     copy.CopyFrom(model)
     try:
         with PlainSession(expose_tensors(copy, list(dict.fromkeys(names)))) as session:
-            taken = {each.name for each in session.inputs}
-            found = session.run({name: value for name, value in feeds.items() if name in taken})
+            taken = {value.name for value in session.inputs}
+            computed = session.run({name: value for name, value in feeds.items() if name in taken})
     except OptpipeError:
         return None
-    found = {**feeds, **found}
+    computed = {**feeds, **computed}
     for node in nodes:
         ranked = node.input[SELECTIONS[node.op_type]]
-        if ranked not in found:
+        if ranked not in computed:
             continue
         for rounding, kind in ((0.0, "equal values"), (ROUNDING, "values equal up to rounding")):
-            if _has_tie(node, found[ranked], found, rounding):
+            if _has_tie(node, computed[ranked], computed, rounding):
                 return f"{node.op_type} chooses among {kind} of tensor '{escape(ranked)[:80]}'"
     return None
 
 
 def _has_tie(
-    node: Any, ranked: NDArray[Any], found: Mapping[str, NDArray[Any]], rounding: float
+    node: Any, ranked: NDArray[Any], tensors: Mapping[str, NDArray[Any]], rounding: float
 ) -> bool:
     """Whether values that differ by at most `rounding` of the largest make the choice, or its order, open on some row."""
-    attributes = {each.name: each.i for each in node.attribute}
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
     in_order = node.op_type in ("TopK", "NonMaxSuppression")
     axis = attributes.get("axis", -1 if in_order else 0)
     values = np.moveaxis(ranked, axis, -1)
@@ -66,7 +66,7 @@ def _has_tie(
         ordered = ordered[..., ::-1]
     count = values.shape[-1] if in_order else 1
     if node.op_type == "TopK":
-        chosen = next(found[name] for name in node.output if name in found)
+        chosen = next(tensors[name] for name in node.output if name in tensors)
         count = chosen.shape[axis]
     compared = ordered[..., : count + 1]
     if not rounding or compared.dtype.kind != "f":

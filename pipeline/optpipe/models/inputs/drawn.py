@@ -65,15 +65,15 @@ class DrawnData:
 
     def hash_samples(self) -> list[tuple[str, int, int]]:
         """The hash, part, and row of each sample, ordered by hash."""
-        found = []
+        hashes = []
         for number, part in enumerate(self.parts):
             for row in range(part.count):
                 own = {str(key): rows[row] for key, rows in part.columns.items()}
                 sha256 = hash_arrays(own)
                 if part.truths is not None:
                     sha256 = hash_text(f"{sha256} {_show_truth(part.truths[row])}")
-                found.append((sha256, number, row))
-        return sorted(found)
+                hashes.append((sha256, number, row))
+        return sorted(hashes)
 
     @property
     def sha256(self) -> str:
@@ -147,9 +147,9 @@ def draw_items(
     return DrawnData(name, tuple(parts), _note_few(name, drawn, count))
 
 
-def _note_few(name: str, found: int, count: int | None) -> tuple[str, ...]:
-    few = count is not None and found < count
-    return (f"{name} has only {found} samples, not {count}; using all of them",) if few else ()
+def _note_few(name: str, available: int, count: int | None) -> tuple[str, ...]:
+    few = count is not None and available < count
+    return (f"{name} has only {available} samples, not {count}; using all of them",) if few else ()
 
 
 def _iterate(items: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
@@ -225,7 +225,11 @@ def to_array(value: Any) -> NDArray[Any] | None:
         )
     if isinstance(value, bool | int | float | np.generic):
         return np.asarray(value)
-    if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(number, int | float) for number in value)
+    ):
         return np.asarray(value)
     return None
 
@@ -242,7 +246,7 @@ def _make_part(
         raise BadInputError(
             f"axes: no column of {where} has an axis of samples\nname it for one of them"
         )
-    found: dict[Column, NDArray[Any]] = {}
+    arrays: dict[Column, NDArray[Any]] = {}
     truths: Truths | None = None
     last = list(columns)[-1]
     for key, value in columns.items():
@@ -264,8 +268,8 @@ def _make_part(
             raise BadInputError(
                 f"{where}: {_name(key)} is a single value without an axis of samples\ngive batches: (samples, ...)"
             )
-        found[key] = array if axis is None else np.moveaxis(array, axis, 0)
-    rows = {key: len(each) for key, each in found.items() if axes.get(key, 0) is not None}
+        arrays[key] = array if axis is None else np.moveaxis(array, axis, 0)
+    rows = {key: len(array) for key, array in arrays.items() if axes.get(key, 0) is not None}
     if truths is not None:
         rows[LABELS] = len(truths)
     if len(set(rows.values())) > 1:
@@ -275,11 +279,11 @@ def _make_part(
     if not count:
         raise BadInputError(f"{where} has no samples")
     shared = {
-        key: np.repeat(each[np.newaxis], count, axis=0)
-        for key, each in found.items()
+        key: np.repeat(array[np.newaxis], count, axis=0)
+        for key, array in arrays.items()
         if axes.get(key, 0) is None
     }
-    return DrawnPart(where, {**found, **shared}, truths)
+    return DrawnPart(where, {**arrays, **shared}, truths)
 
 
 def _explain_no_numbers(value: Any) -> str:
@@ -287,7 +291,7 @@ def _explain_no_numbers(value: Any) -> str:
     if np.ma.is_masked(value):
         return "has masked values\nfill them with .filled(VALUE), or leave these samples out"
     if isinstance(value, np.ndarray):
-        ragged = value.dtype == object and any(isinstance(each, np.ndarray) for each in value.flat)
+        ragged = value.dtype == object and any(isinstance(part, np.ndarray) for part in value.flat)
         way = "give numbers, such as .astype('float32')"
         if value.dtype.kind in "SU":
             way = "texts come from a JSON Lines file"
@@ -310,7 +314,7 @@ def _holds_texts(value: Any) -> bool:
     return isinstance(value, str) or (
         isinstance(value, list | tuple)
         and bool(value)
-        and all(isinstance(each, str) for each in value)
+        and all(isinstance(text, str) for text in value)
     )
 
 
@@ -320,9 +324,9 @@ def _number_groups(value: Any) -> NDArray[Any] | None:
     if array is not None:
         return array
     names = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return None
-    return np.array([int(hash_text(each)[:15], 16) for each in names], np.int64)
+    return np.array([int(hash_text(name)[:15], 16) for name in names], np.int64)
 
 
 def _name(key: Column) -> str:
@@ -339,7 +343,7 @@ def _require_alike(first: DrawnPart, other: DrawnPart) -> None:
     for key, rows in first.columns.items():
         now = other.columns[key]
         if rows.dtype != now.dtype or rows.ndim != now.ndim:
-            forms = [f"{each.dtype} with {each.ndim} axes" for each in (now, rows)]
+            forms = [f"{array.dtype} with {array.ndim} axes" for array in (now, rows)]
             raise BadInputError(
                 f"{other.where}: {_name(key)} is {forms[0]}, and {forms[1]} in the first item"
             )
@@ -348,7 +352,7 @@ def _require_alike(first: DrawnPart, other: DrawnPart) -> None:
 def _take_rows(part: DrawnPart, rows: Sequence[int]) -> DrawnPart:
     truths = None if part.truths is None else [part.truths[row] for row in rows]
     index = np.asarray(rows, np.int64)
-    return DrawnPart(part.where, {key: each[index] for key, each in part.columns.items()}, truths)
+    return DrawnPart(part.where, {key: array[index] for key, array in part.columns.items()}, truths)
 
 
 def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listener) -> StoredData:
@@ -367,11 +371,11 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
     )
     labeled = fitted[0].truths is not None
     grouped = fitted[0].groups is not None
-    integers = labeled and all(is_integer(each) for part in fitted for each in part.truths or ())
+    integers = labeled and all(is_integer(truth) for part in fitted for truth in part.truths or ())
     recipe = {
         "revision": 1,
         "samples": hash_text("\n".join(sha256 for sha256, _, _ in hashes)),
-        "inputs": [[each.name, each.dtype, each.batch] for each in card.inputs],
+        "inputs": [[spec.name, spec.dtype, spec.batch] for spec in card.inputs],
         "truths": "column" if labeled else None,
     } | ({"groups": "column"} if grouped else {})
 
@@ -383,9 +387,9 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
         (folder / FOLDER).mkdir()
         for number, group in enumerate(places.values()):
             held: dict[str, Any] = {}
-            for each in card.inputs:
-                values = np.stack([fitted[part].columns[each.name][row] for part, row in group])
-                held[each.name] = values if each.batch is None else lay_out(values, each.batch)
+            for spec in card.inputs:
+                values = np.stack([fitted[part].columns[spec.name][row] for part, row in group])
+                held[spec.name] = values if spec.batch is None else lay_out(values, spec.batch)
             if integers:
                 held[_choose_name(LABEL_NAMES, card)] = np.array(
                     [truth_of(place) for place in group], np.int64
@@ -395,9 +399,9 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
                 rows_of = [row for _, row in group]
                 held[_choose_name(GROUP_NAMES, card)] = np.array(
                     [
-                        each[row]
-                        for each, row in zip(groups, rows_of, strict=True)
-                        if each is not None
+                        numbers[row]
+                        for numbers, row in zip(groups, rows_of, strict=True)
+                        if numbers is not None
                     ]
                 )
             write_arrays(folder / FOLDER / f"{number:05}.npz", held)
@@ -416,7 +420,7 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
 
 def _choose_name(names: Sequence[str], card: ModelCard) -> str:
     """The first of `names` that no input of the model has. Raises BadInputError if inputs have all of them."""
-    taken = {each.name for each in card.inputs}
+    taken = {spec.name for spec in card.inputs}
     free = next((name for name in names if name not in taken), None)
     if free is None:
         listed = ", ".join(names)
@@ -426,7 +430,7 @@ def _choose_name(names: Sequence[str], card: ModelCard) -> str:
 
 def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
     """The part with its columns named as the model's inputs, and its truths apart."""
-    names = [each.name for each in card.inputs]
+    names = [spec.name for spec in card.inputs]
     truths: Any = part.truths
     groups: NDArray[np.int64] | None = None
     columns: dict[Column, NDArray[Any]]
@@ -455,17 +459,17 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
                 f"{part.where} has the unknown column '{extra[0]}'; {card.name} takes {', '.join(names)}, and truths are called "
                 f"{', '.join(TRUTHS)}"
             )
-        if missing := [each for each in names if each not in columns]:
+        if missing := [name for name in names if name not in columns]:
             raise BadInputError(f"{part.where} lacks the input '{missing[0]}' of {card.name}")
     laid_out = {
-        each.name: columns[each.name]
-        if each.batch is None
-        else np.moveaxis(columns[each.name], 0, each.batch)
-        for each in card.inputs
+        spec.name: columns[spec.name]
+        if spec.batch is None
+        else np.moveaxis(columns[spec.name], 0, spec.batch)
+        for spec in card.inputs
     }
     check_rows(part.where, laid_out, card.inputs)
     listed = (
-        [each.item() if getattr(each, "ndim", 1) == 0 else each for each in truths]
+        [truth.item() if getattr(truth, "ndim", 1) == 0 else truth for truth in truths]
         if truths is not None
         else None
     )

@@ -102,15 +102,15 @@ class ImageSet(SampleSet):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(self.root / each.path for each in self.files)
+        return tuple(self.root / file.path for file in self.files)
 
 
-def check_image_set(found: ImageSet) -> ImageSet:
-    for each, path in zip(found.files, found.paths, strict=True):
-        if not path.is_file() or hash_file(path) != each.sha256:
+def check_image_set(samples: ImageSet) -> ImageSet:
+    for file, path in zip(samples.files, samples.paths, strict=True):
+        if not path.is_file() or hash_file(path) != file.sha256:
             problem = "has changed" if path.is_file() else "is missing"
-            raise BadInputError(f"image set {found.name}: {path} {problem}; draw the set again")
-    return found
+            raise BadInputError(f"image set {samples.name}: {path} {problem}; draw the set again")
+    return samples
 
 
 def image_set_from_path(
@@ -125,8 +125,8 @@ def image_set_from_path(
         with read_as_user_file(source, "COCO annotations"):
             return image_set_from_coco(source, count, seed), ()
     if source.is_file():
-        found = ImageSet.from_manifest(source)
-        return check_image_set(found if count is None else draw_subset(found, count, seed)), ()
+        samples = ImageSet.from_manifest(source)
+        return check_image_set(samples if count is None else draw_subset(samples, count, seed)), ()
     annotated = is_annotated(source)
     paths = find_images(source)
     labels = [None] * len(paths) if annotated else _labels_from_folders(source, paths)
@@ -156,9 +156,9 @@ def _find_other_files(source: Path, pictures: int) -> tuple[Unusable, ...]:
         and not path.name.upper().startswith(DOCUMENTATION_PREFIXES)
     )
     if len(others) > pictures:
-        found = f"{len(others)} of {len(others) + pictures} files are not images"
+        problem = f"{len(others)} of {len(others) + pictures} files are not images"
         raise BadInputError(
-            f"{source}: {found}: {format_unreadable(others, 3)}\ngive a folder of images"
+            f"{source}: {problem}: {format_unreadable(others, 3)}\ngive a folder of images"
         )
     return others
 
@@ -166,10 +166,10 @@ def _find_other_files(source: Path, pictures: int) -> tuple[Unusable, ...]:
 def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
     """The first folder below `root` of every image; all None unless there are at least two folders and no loose image."""
     parts = [path.relative_to(root).parts for path in paths]
-    names = {each[0] for each in parts if len(each) > 1}
-    if len(names) < 2 or any(len(each) == 1 for each in parts):
+    names = {part[0] for part in parts if len(part) > 1}
+    if len(names) < 2 or any(len(part) == 1 for part in parts):
         return [None] * len(paths)
-    return [each[0] for each in parts]
+    return [part[0] for part in parts]
 
 
 def _select_readable(
@@ -248,10 +248,10 @@ def require_masks(
 
     Raises BadInputError for a mask that is missing, of another size than its image, or with an unknown class.
     """
-    paths = [find_mask(samples, each.path) for each in samples.files]
+    paths = [find_mask(samples, file.path) for file in samples.files]
     if not any(path is not None and path.parent.is_dir() for path in paths):
         return None
-    found = []
+    masks = []
     for image, path in zip(samples.paths, paths, strict=True):
         if path is None or not path.is_file():
             raise BadInputError(
@@ -267,8 +267,8 @@ def require_masks(
         if classes is not None and largest >= classes:
             problem = f"{path}: class {largest}, but the model has {classes} classes"
             raise BadInputError(f"{problem} (0 to {classes - 1}; {IGNORED} is ignored)")
-        found.append(path)
-    return found
+        masks.append(path)
+    return masks
 
 
 OUTSIDE = 1.0
@@ -287,35 +287,37 @@ def read_boxes(
     sizes = [read_image_size(path, transform) for path in samples.paths]
     path = samples.annotations or samples.root / COCO
     if path.is_file():
-        found = _read_coco(path, samples, sizes, labels, classes)
+        boxes_of = _read_coco(path, samples, sizes, labels, classes)
     elif (samples.root / LABELS).is_dir():
-        names = (Path(each.path).relative_to(IMAGES).with_suffix(".txt") for each in samples.files)
-        found = [
+        names = (Path(file.path).relative_to(IMAGES).with_suffix(".txt") for file in samples.files)
+        boxes_of = [
             _read_yolo(samples.root / LABELS / name, size)
             for name, size in zip(names, sizes, strict=True)
         ]
     else:
         return None
-    for each, boxes, (height, width) in zip(samples.files, found, sizes, strict=True):
-        for one in boxes:
-            _require_valid(one, each.path, width, height, classes)
-    if all(one[6] for boxes in found for one in boxes):
-        others = " other than crowds" if any(found) else ""
+    for file, boxes, (height, width) in zip(samples.files, boxes_of, sizes, strict=True):
+        for box in boxes:
+            _require_valid(box, file.path, width, height, classes)
+    if all(box[6] for boxes in boxes_of for box in boxes):
+        others = " other than crowds" if any(boxes_of) else ""
         raise NothingJudgedError(
-            f"{samples.name}: none of the {len(found)} images has an annotated box{others}"
+            f"{samples.name}: none of the {len(boxes_of)} images has an annotated box{others}"
         )
-    return found
+    return boxes_of
 
 
-def _require_valid(one: Box, image: str, width: int, height: int, classes: int | None) -> None:
-    left, top, wide, high, label = one[:5]
+def _require_valid(
+    annotation: Box, image: str, width: int, height: int, classes: int | None
+) -> None:
+    left, top, wide, high, label = annotation[:5]
     inside = (
         min(left, top) >= -OUTSIDE
         and left + wide <= width + OUTSIDE
         and top + high <= height + OUTSIDE
     )
     if not inside or min(wide, high) <= 0:  # NaN is not inside
-        box = ", ".join(f"{value:g}" for value in one[:4])
+        box = ", ".join(f"{value:g}" for value in annotation[:4])
         raise BadInputError(
             f"{image}: box ({box}) is empty or outside the image of {width}×{height} pixels"
         )
@@ -348,7 +350,7 @@ def list_coco_images(path: Path) -> tuple[Path, list[str]]:
         path.parent.parent / name,
         path.parent.parent / IMAGES,
     )
-    names = sorted(str(each["file_name"]) for each in document["images"])
+    names = sorted(str(image["file_name"]) for image in document["images"])
     return next(
         (place for place in places if names and (place / names[0]).is_file()), places[0]
     ), names
@@ -360,20 +362,20 @@ def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
     _require_images(path, root, names)
     groups = read_groups_file(root, names)
     files = tuple(
-        SetFile(each, hash_file(root / each), group=group)
-        for each, group in zip(names, groups, strict=True)
+        SetFile(name, hash_file(root / name), group=group)
+        for name, group in zip(names, groups, strict=True)
     )
     whole = ImageSet(path.name, root, seed, files, annotations=path)
     drawn = whole if count is None else draw_subset(whole, count, seed)
     with ThreadPoolExecutor(2) as pool:
-        for each, reason in zip(drawn.paths, pool.map(find_read_error, drawn.paths), strict=True):
+        for image, reason in zip(drawn.paths, pool.map(find_read_error, drawn.paths), strict=True):
             if reason is not None:
-                raise BadInputError(f"{each}: cannot be decoded: {reason}")
+                raise BadInputError(f"{image}: cannot be decoded: {reason}")
     return drawn
 
 
 def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
-    if missing := [each for each in names if not (root / each).is_file()]:
+    if missing := [name for name in names if not (root / name).is_file()]:
         problem = f"{path}: {len(missing)} of its {len(names)} images are missing"
         raise BadInputError(f"{problem} (such as {root / missing[0][:200]})")
 
@@ -389,17 +391,21 @@ def _read_coco(
         document = _read_json(path)
         for part in ("categories", "images"):
             _require_single(
-                path, f"the id {{}} of {part}", (int(each["id"]) for each in document[part])
+                path, f"the id {{}} of {part}", (int(record["id"]) for record in document[part])
             )
         _require_single(
-            path, "the image {}", (str(each["file_name"]) for each in document["images"])
+            path, "the image {}", (str(image["file_name"]) for image in document["images"])
         )
-        names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
-        by_image = group_pairs((int(each["image_id"]), each) for each in document["annotations"])
+        names = {int(category["id"]): str(category["name"]) for category in document["categories"]}
+        by_image = group_pairs(
+            (int(annotation["image_id"]), annotation) for annotation in document["annotations"]
+        )
         index = _index_classes(names, labels, classes, path)
         if samples.annotations is None:  # otherwise checked when the set was read
             _require_images(
-                path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]]
+                path,
+                samples.root / IMAGES,
+                [str(image["file_name"]) for image in document["images"]],
             )
         images = _match_images(path, samples, document["images"])
         for file, image, size in zip(samples.files, images, sizes, strict=True):
@@ -409,7 +415,7 @@ def _read_coco(
                 problem = f"{path}: {file.path} is {there} pixels there"
                 raise BadInputError(f"{problem}, but the image has {size[1]}×{size[0]}")
         drawn = (by_image.get(int(image["id"]), ()) for image in images)
-        return [[_box_from_coco(each, index) for each in boxes] for boxes in drawn]
+        return [[_box_from_coco(annotation, index) for annotation in boxes] for boxes in drawn]
 
 
 def _require_single(path: Path, what: str, values: Iterable[Any]) -> None:
@@ -425,9 +431,9 @@ def _match_images(
 
     Raises BadInputError for a file without a record.
     """
-    by_path = {os.path.normpath(str(each["file_name"])): each for each in images}
-    by_name = group_pairs((Path(name).name, each) for name, each in by_path.items())
-    found, missing = [], []
+    by_path = {os.path.normpath(str(image["file_name"])): image for image in images}
+    by_name = group_pairs((Path(name).name, image) for name, image in by_path.items())
+    records, missing = [], []
     for file in samples.files:
         place = os.path.normpath(file.path)
         inner = os.path.relpath(place, IMAGES)
@@ -438,12 +444,12 @@ def _match_images(
         if record is None:
             missing.append(file.path)
         else:
-            found.append(record)
+            records.append(record)
     if missing:
         raise BadInputError(
             f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})"
         )
-    return found
+    return records
 
 
 def _index_classes(
@@ -466,17 +472,17 @@ def _index_classes(
     return {category: place for place, category in enumerate(sorted(names))}
 
 
-def _box_from_coco(each: Mapping[str, Any], index: Mapping[int, int]) -> Box:
-    left, top, wide, high = map(float, each["bbox"])
-    area = float(each.get("area", wide * high))
+def _box_from_coco(annotation: Mapping[str, Any], index: Mapping[int, int]) -> Box:
+    left, top, wide, high = map(float, annotation["bbox"])
+    area = float(annotation.get("area", wide * high))
     return (
         left,
         top,
         wide,
         high,
-        index[int(each["category_id"])],
+        index[int(annotation["category_id"])],
         area,
-        bool(each.get("iscrowd", 0)),
+        bool(annotation.get("iscrowd", 0)),
     )
 
 
@@ -491,7 +497,7 @@ def _read_yolo(path: Path, size: tuple[int, int]) -> list[Box]:
         if not parts:
             continue
         try:
-            label, (x, y, wide, high) = int(parts[0]), (float(each) for each in parts[1:5])
+            label, (x, y, wide, high) = int(parts[0]), (float(number) for number in parts[1:5])
         except ValueError:
             label = x = y = wide = high = math.nan  # type: ignore[assignment]
         if len(parts) != 5 or not math.isfinite(x + y + wide + high):

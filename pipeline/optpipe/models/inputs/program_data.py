@@ -78,7 +78,7 @@ def draw_data(
         return draw_arrays(_columns_from_frame(source), called, count, seed, axes)
     if isinstance(source, Mapping):
         return draw_arrays(
-            {str(key): each for key, each in source.items()}, called, count, seed, axes
+            {str(key): column for key, column in source.items()}, called, count, seed, axes
         )
     if isinstance(source, np.ndarray) or hasattr(source, "detach"):
         return draw_arrays({0: source}, called, count, seed, axes)
@@ -105,8 +105,8 @@ def draw_data(
 def _is_dataset(source: Any) -> bool:
     """Whether it is a map-style torch Dataset, whose items are samples."""
     return any(
-        f"{each.__module__}.{each.__name__}" == "torch.utils.data.dataset.Dataset"
-        for each in type(source).__mro__
+        f"{base.__module__}.{base.__name__}" == "torch.utils.data.dataset.Dataset"
+        for base in type(source).__mro__
     )
 
 
@@ -124,7 +124,7 @@ def _columns_from_frame(frame: Any) -> dict[str | int, Any]:
                     f"column '{series.name}' is {str(series.dtype).partition('(')[0]}\ngive numbers, or lists of numbers"
                 )
             try:
-                columns[series.name] = np.stack([np.asarray(each.to_list()) for each in series])
+                columns[series.name] = np.stack([np.asarray(row.to_list()) for row in series])
             except ValueError as error:
                 raise BadInputError(
                     f"column '{series.name}' has lists of different lengths"

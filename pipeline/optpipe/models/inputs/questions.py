@@ -40,7 +40,10 @@ def iterate_squad(value: Mapping[str, Any]) -> Iterator[Any]:
                 yield TypeError('its paragraph has no list "qas"')
                 continue
             context = {CONTEXT: paragraph.get(CONTEXT)}
-            yield from ({**each, **context} if isinstance(each, dict) else each for each in asked)
+            yield from (
+                {**question, **context} if isinstance(question, dict) else question
+                for question in asked
+            )
 
 
 def read_answers(value: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -53,15 +56,15 @@ def read_answers(value: Mapping[str, Any]) -> tuple[str, ...] | None:
         raise TypeError(f'its "{IMPOSSIBLE}" is neither true nor false')
     if value.get(ANSWERS) is None:
         return () if impossible else None
-    found = tuple(
+    texts = tuple(
         _require_inside(text, start, value[CONTEXT])
         for text, start in _list_answers(value[ANSWERS])
     )
-    if impossible and found:
+    if impossible and texts:
         raise ValueError("it is impossible to answer, but has an answer")
-    if impossible is False and not found:
+    if impossible is False and not texts:
         raise ValueError("it can be answered, but has no answer")
-    return found
+    return texts
 
 
 def _list_answers(answers: Any) -> list[tuple[Any, Any]]:
@@ -71,10 +74,12 @@ def _list_answers(answers: Any) -> list[tuple[Any, Any]]:
         starts = [None] * len(texts) if starts is None else starts
         if isinstance(starts, list) and len(starts) == len(texts):
             return list(zip(texts, starts, strict=True))
-    elif isinstance(answers, list) and all(isinstance(each, dict | str) for each in answers):
+    elif isinstance(answers, list) and all(isinstance(answer, dict | str) for answer in answers):
         return [
-            (each, None) if isinstance(each, str) else (each.get("text"), each.get("answer_start"))
-            for each in answers
+            (answer, None)
+            if isinstance(answer, str)
+            else (answer.get("text"), answer.get("answer_start"))
+            for answer in answers
         ]
     raise TypeError(
         'its "answers" are neither {"text": ["Ada"], "answer_start": [0]} nor a list of such'
@@ -128,10 +133,10 @@ def cut_windows(
     loaded.no_padding()
     loaded.no_truncation()
     whole = dict(zip(pairs, loaded.encode_batch(list(pairs.values())), strict=True))
-    long = [name for name, each in whole.items() if len(each.ids) > longest]
+    long = [name for name, encoding in whole.items() if len(encoding.ids) > longest]
     alone = loaded.encode_batch([(pairs[name][0], "") for name in long])
-    for name, each in zip(long, alone, strict=True):
-        room = longest - len(each.ids)
+    for name, question in zip(long, alone, strict=True):
+        room = longest - len(question.ids)
         if room <= shared:
             problem = f"{place}, line {name}: its question leaves {max(room, 0)} of {longest} tokens to a window of its context"
             way = "shorten the question, or give the model's card a smaller stride: [head] stride = 16"

@@ -20,7 +20,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 def batch_from_rows(card: ModelCard, rows: Arrays) -> dict[str, NDArray[Any]]:
     """One batch of the model from rows (samples, ...) by input."""
-    return {each.name: lay_out(rows[each.name], each.batch) for each in card.inputs}
+    return {spec.name: lay_out(rows[spec.name], spec.batch) for spec in card.inputs}
 
 
 def lay_out(rows: NDArray[Any], axis: int | None) -> NDArray[Any]:
@@ -40,16 +40,16 @@ def rows_from_outputs(
     specs: Sequence[TensorSpec], outputs: Arrays, count: int
 ) -> dict[str, NDArray[Any]]:
     """The outputs for `count` samples as rows. Raises BadInputError for an output without its batch axis."""
-    found = {}
-    for each in specs:
-        value, axis = np.asarray(outputs[each.name]), each.batch
+    rows = {}
+    for spec in specs:
+        value, axis = np.asarray(outputs[spec.name]), spec.batch
         if axis is not None and value.ndim <= axis:
             if count > 1:
-                problem = f"output '{each.name}' is a single value for a whole batch"
+                problem = f"output '{spec.name}' is a single value for a whole batch"
                 raise BadInputError(f"{problem}: leave it out, or give " + Argument("batch", 1))
             axis = None
-        found[each.name] = to_rows(value, axis, count)
-    return found
+        rows[spec.name] = to_rows(value, axis, count)
+    return rows
 
 
 def count_rows(rows: Arrays) -> int:
@@ -59,10 +59,14 @@ def count_rows(rows: Arrays) -> int:
 def list_runs(inputs: Sequence[InputSpec], rows: Arrays) -> list[slice]:
     """Consecutive samples that can share a batch: they have the same values of inputs without a batch axis."""
     count = count_rows(rows)
-    shared = [rows[each.name].reshape(count, -1) for each in inputs if each.batch is None]
+    shared = [rows[spec.name].reshape(count, -1) for spec in inputs if spec.batch is None]
     edges = [
         0,
-        *(at for at in range(1, count) if any((one[at] != one[at - 1]).any() for one in shared)),
+        *(
+            at
+            for at in range(1, count)
+            if any((values[at] != values[at - 1]).any() for values in shared)
+        ),
         count,
     ]
     return [slice(*pair) for pair in pairwise(edges)]
@@ -70,16 +74,16 @@ def list_runs(inputs: Sequence[InputSpec], rows: Arrays) -> list[slice]:
 
 def list_batches(card: ModelCard, rows: Arrays, size: int | None = None) -> list[slice]:
     smallest, _, largest = card.batch_range
-    found = []
+    batches = []
     for run in list_runs(card.inputs, rows):
         step = min(size or largest, largest, run.stop - run.start)
         starts = range(run.start, run.stop, step)
-        found += [
+        batches += [
             slice(start, end)
             for start in starts
             if (end := min(start + step, run.stop)) - start >= smallest
         ]
-    return found
+    return batches
 
 
 def split_batches(
@@ -118,8 +122,8 @@ def run_rows(
         for batch, count in split_batches(card, rows, size)
     ]
     return {
-        each.name: join_batches(each.name, [one[each.name] for one in runs])
-        for each in card.outputs
+        spec.name: join_batches(spec.name, [outputs[spec.name] for outputs in runs])
+        for spec in card.outputs
     }
 
 
@@ -164,7 +168,7 @@ def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dic
 
 
 def _find_axes(card: ModelCard) -> dict[str, int]:
-    batches = {each.name: each.batch or 0 for each in card.inputs}
+    batches = {spec.name: spec.batch or 0 for spec in card.inputs}
     return {
         name: axis if axis > batches[name] else axis + 1 for name, axis in card.length_axes.items()
     }

@@ -94,7 +94,7 @@ class SampleSet:
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a sample that occurs twice: it would count twice, and no dossier may have it."""
-        counts = Counter(each.path for each in self.files)
+        counts = Counter(file.path for file in self.files)
         if len(counts) < len(self.files):
             repeated = counts.most_common(1)[0][0]
             problem = f"{escape(self.name)}: the sample {escape(repeated)} occurs twice"
@@ -108,7 +108,7 @@ class SampleSet:
     @property
     def sha256(self) -> str:
         """Over every sample's hash and path, in order."""
-        return hash_text("".join(f"{each.sha256}  {each.path}\n" for each in self.files))
+        return hash_text("".join(f"{file.sha256}  {file.path}\n" for file in self.files))
 
     def to_dict(self, beside: Path) -> dict[str, Any]:
         root = self.root.resolve()
@@ -124,9 +124,9 @@ class SampleSet:
             "sha256": self.sha256,
         }
         files = [
-            {"path": each.path, "label": each.label, "sha256": each.sha256}
-            | ({} if each.group is None else {"group": each.group})
-            for each in self.files
+            {"path": file.path, "label": file.label, "sha256": file.sha256}
+            | ({} if file.group is None else {"group": file.group})
+            for file in self.files
         ]
         return {
             **{key: value for key, value in head.items() if value not in (None, [])},
@@ -138,13 +138,15 @@ class SampleSet:
         """Raises BadInputError if the manifest is not a set of this kind, or its own hash does not match."""
         try:
             value: Mapping[str, Any] = json.loads(read_user_text(path, MAX_LIST_BYTES))
-            found = cls(
+            samples = cls(
                 name=str(value["name"]),
                 root=path.parent / value["root"],
                 seed=int(value["seed"]),
                 files=tuple(
-                    SetFile(each["path"], each["sha256"], each.get("label"), each.get("group"))
-                    for each in value["files"]
+                    SetFile(
+                        record["path"], record["sha256"], record.get("label"), record.get("group")
+                    )
+                    for record in value["files"]
                 ),
                 labels=tuple(value.get("labels", ())),
                 truncate=value.get("truncate") is True,
@@ -167,10 +169,10 @@ class SampleSet:
             raise BadInputError(
                 f"{problem}\ngive {others} (as in calibration/README.md)"
             ) from error
-        if value.get("format") != cls.format or value.get("sha256") != found.sha256:
+        if value.get("format") != cls.format or value.get("sha256") != samples.sha256:
             problem = f"{path}: its list of files was changed, or its format is not {cls.format}"
             raise BadInputError(f"{problem}; draw it again")
-        return found
+        return samples
 
 
 AnySet = TypeVar("AnySet", bound=SampleSet)
@@ -180,8 +182,8 @@ def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
     """A stratified sample of `count`, in the set's order; the set itself if it is not larger."""
     if count >= len(whole.files):
         return whole
-    pairs = [whole.pairs.get(each.path) for each in whole.files]
-    chosen = draw_indices([each.label for each in whole.files], pairs, count, seed)
+    pairs = [whole.pairs.get(file.path) for file in whole.files]
+    chosen = draw_indices([file.label for file in whole.files], pairs, count, seed)
     return replace(
         whole,
         name=f"{whole.name}/{count}",
@@ -223,8 +225,8 @@ def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> lis
 
 def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
     """Raises BadInputError if a sample is in both sets, by content: accuracy on it would prove nothing."""
-    judged = {each.sha256 for each in validation.files}
-    shared = [each.path for each in calibration.files if each.sha256 in judged]
+    judged = {file.sha256 for file in validation.files}
+    shared = [file.path for file in calibration.files if file.sha256 in judged]
     if shared:
         repeated = f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind}"
         problem = (

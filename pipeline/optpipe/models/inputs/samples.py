@@ -87,7 +87,7 @@ def choose_samples(
     )
     readable = card.transform is not None or tokenizes
     bits = (
-        int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs
+        int(spec.dtype.strip(ascii_lowercase) or 8) * math.prod(spec.sample) for spec in card.inputs
     )
     room = SAMPLE_BYTES // max(sum(bits) // 8, 1)  # `bool` states no bits and has 8
 
@@ -95,25 +95,25 @@ def choose_samples(
         return load_sample_set(model, card, source, count, 0, SilentListener(), truncate=cut)[0]
 
     if given is not None:
-        found = load(given, GIVEN_COUNT, cut=truncate)
+        drawn = load(given, GIVEN_COUNT, cut=truncate)
         return _samples_from_set(
-            found, max(SAMPLE_COUNT, min(GIVEN_COUNT, room)), card, listener, found.name
+            drawn, max(SAMPLE_COUNT, min(GIVEN_COUNT, room)), card, listener, drawn.name
         )
     if "validation" in card.data and readable:
-        found = load(Path(card.data["validation"]), None, cut=True)
+        drawn = load(Path(card.data["validation"]), None, cut=True)
         most = (
             max(SAMPLE_COUNT, room * LABELED_BYTES // SAMPLE_BYTES)
             if card.transform
             else GIVEN_COUNT
         )
         return _samples_from_set(
-            found, most, card, listener, f"{found.name}, the card's validation set"
+            drawn, most, card, listener, f"{drawn.name}, the card's validation set"
         )
     own = card.data.get("calibration")
     source = calibration or (Path(own) if own else None)
     if source is not None and (readable or holds_tensors(source)):
-        found, most = load(source, None, cut=truncate), max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room))
-        return _hold_out(found, most, card, listener)
+        drawn, most = load(source, None, cut=truncate), max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room))
+        return _hold_out(drawn, most, card, listener)
     if card.transform is not None:
         folder = find_shipped_folder("calibration") / "samples"
         files = tuple(
@@ -124,31 +124,31 @@ def choose_samples(
     if tokenizes:
         shipped = make_shipped_set(paired=takes_types(card))
         return Samples("texts", "sentences that optpipe ships", shipped, shipped.sha256)
-    seed = {"synthetic": 1, "inputs": [each.to_dict() for each in card.inputs]}
+    seed = {"synthetic": 1, "inputs": [spec.to_dict() for spec in card.inputs]}
     return Samples("synthetic", NOISE, None, hash_value(seed))
 
 
 def _samples_from_set(
-    found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str
+    source: SampleSet, most: int, card: ModelCard, listener: Listener, data: str
 ) -> Samples:
-    """At most `most` samples of `found`; only tensors with the most frequent shapes, which share a batch."""
-    if isinstance(found, TensorSet):
-        found = found.keep_usual_shapes()
-    drawn = draw_subset(found, most)
+    """At most `most` samples of `source`; only tensors with the most frequent shapes, which share a batch."""
+    if isinstance(source, TensorSet):
+        source = source.keep_usual_shapes()
+    drawn = draw_subset(source, most)
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         drawn = drop_unknown_labels(drawn, card, listener)
-    return Samples(found.kind, data, drawn, drawn.sha256)
+    return Samples(source.kind, data, drawn, drawn.sha256)
 
 
-def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) -> Samples:
-    count = min(most, len({each.sha256 for each in found.files}) // HELD_OUT_PART)
+def _hold_out(whole: SampleSet, most: int, card: ModelCard, listener: Listener) -> Samples:
+    count = min(most, len({file.sha256 for file in whole.files}) // HELD_OUT_PART)
     if count < FEWEST_HELD_OUT:
-        return _samples_from_set(found, most, card, listener, f"{found.name}, {CALIBRATED_ON}")
+        return _samples_from_set(whole, most, card, listener, f"{whole.name}, {CALIBRATED_ON}")
     chosen = _samples_from_set(
-        found, count, card, listener, f"{found.name}, held out from calibration"
+        whole, count, card, listener, f"{whole.name}, held out from calibration"
     )
     assert chosen.drawn is not None
-    return replace(chosen, held_out=tuple(sorted({each.sha256 for each in chosen.drawn.files})))
+    return replace(chosen, held_out=tuple(sorted({file.sha256 for file in chosen.drawn.files})))
 
 
 def load_sample_inputs(
@@ -182,11 +182,11 @@ def make_noise_rows(card: ModelCard, count: int, graph: Any = None) -> dict[str,
     compared = {} if graph is None else find_compared_values(graph)
     inputs = card.inputs if graph is None else bound_noise(card.inputs, graph)
     made = {}
-    for seed, each in enumerate(inputs):
-        shared = each.batch is None and card.batched
-        shape = (1 if shared else count, *each.sample)
-        values = make_synthetic_tensor(shape, each.dtype, seed, each.below, compared.get(each.name))
-        made[each.name] = values.repeat(count, axis=0) if shared else values
+    for seed, spec in enumerate(inputs):
+        shared = spec.batch is None and card.batched
+        shape = (1 if shared else count, *spec.sample)
+        values = make_synthetic_tensor(shape, spec.dtype, seed, spec.below, compared.get(spec.name))
+        made[spec.name] = values.repeat(count, axis=0) if shared else values
     return made
 
 
@@ -198,10 +198,10 @@ def bound_noise(inputs: Sequence[InputSpec], graph: Any) -> tuple[InputSpec, ...
     """`inputs` with what their noise stays below in an ONNX `graph`: the rows of a table, or SIZE_BOUND for a size."""
     rows, sizes = find_index_bounds(graph), find_size_inputs(graph)
     bounded = []
-    for each in inputs:
-        known = [each.below, rows.get(each.name), SIZE_BOUND if each.name in sizes else None]
+    for spec in inputs:
+        known = [spec.below, rows.get(spec.name), SIZE_BOUND if spec.name in sizes else None]
         bounded.append(
-            replace(each, below=min((one for one in known if one is not None), default=None))
+            replace(spec, below=min((bound for bound in known if bound is not None), default=None))
         )
     return tuple(bounded)
 

@@ -92,29 +92,29 @@ def load_sample_set(
         return read_tensor_set(source, card.inputs, count, seed), ()
     require_task_data(card)
     read = read_texts if card.tokenization else read_images
-    found, unusable = read(source, count, seed, listener)
-    if count is not None and len(found.files) < count:
+    samples, unusable = read(source, count, seed, listener)
+    if count is not None and len(samples.files) < count:
         listener.warn(
             Argument("count", count)
-            + f": {source} has only {len(found.files)} usable samples; using all of them"
+            + f": {source} has only {len(samples.files)} usable samples; using all of them"
         )
-    if isinstance(found, TextSet):
+    if isinstance(samples, TextSet):
         assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         content = tokenizer.read_text(encoding="utf-8")
-        found = fit_texts(found, content, card, truncate=truncate)
-        _describe_windows(found, longest, listener)
-        _warn_of_lost_types(found, card, content, listener)
-        if found.truncated:
+        samples = fit_texts(samples, content, card, truncate=truncate)
+        _describe_windows(samples, longest, listener)
+        _warn_of_lost_types(samples, card, content, listener)
+        if samples.truncated:
             listener.warn(
-                f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens"
+                f"{samples.truncated} of {len(samples.files)} texts are truncated to {longest} tokens"
             )
         if card.task is Task.TOKEN_CLASSIFICATION:
             _require_places(card, content)
-            encoded = tokenize(list(found.texts.values()), tokenizer, longest)
-            firsts = map(find_first_tokens, found.texts.values(), encoded)
-            found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
-    return found, unusable
+            encoded = tokenize(list(samples.texts.values()), tokenizer, longest)
+            firsts = map(find_first_tokens, samples.texts.values(), encoded)
+            samples = replace(samples, first_tokens=dict(zip(samples.texts, firsts, strict=True)))
+    return samples, unusable
 
 
 def read_images(
@@ -125,9 +125,9 @@ def read_images(
     if not source.is_file():
         find_images(source)
     with listener.step(f"read {source}", total=count) as step:
-        found, unusable = image_set_from_path(source, count, seed, step)
+        samples, unusable = image_set_from_path(source, count, seed, step)
     _warn_of_unusable(unusable, "file", listener)
-    return found, unusable
+    return samples, unusable
 
 
 def read_texts(
@@ -136,9 +136,9 @@ def read_texts(
     """The result of `text_set_from_path`; warns of unusable lines."""
     _refuse_python_file(source, "a JSON Lines file")
     with listener.step(f"read {source}", total=count):
-        found, unusable = text_set_from_path(source, count, seed)
+        samples, unusable = text_set_from_path(source, count, seed)
     _warn_of_unusable(unusable, "line", listener)
-    return found, unusable
+    return samples, unusable
 
 
 def _refuse_python_file(source: Path, expected: str) -> None:
@@ -155,33 +155,33 @@ def _warn_of_unusable(unusable: Sequence[Unusable], what: str, listener: Listene
         listener.warn(f"{count} skipped: {format_unreadable(unusable, 3)}")
 
 
-def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:
-    """`found` as the model reads it, with its truncated texts counted; `tokenizer` is the content of its file.
+def fit_texts(samples: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:
+    """`samples` as the model reads it, with its truncated texts counted; `tokenizer` is the content of its file.
 
     Passages of questions are cut into windows, and nothing of them is lost. Raises BadInputError that names the longest of other
     texts if neither `truncate` nor the set allows cutting.
     """
-    _require_fitting_samples(found, card)
+    _require_fitting_samples(samples, card)
     longest = compute_max_tokens(card)
-    texts = {each.path: found.texts[each.path] for each in found.files}
+    texts = {file.path: samples.texts[file.path] for file in samples.files}
     if card.task is Task.QUESTION_ANSWERING:
         _require_places(card, tokenizer)
         pairs = {name: text for name, text in texts.items() if not isinstance(text, str)}
         stride = read_head_count(card, "stride", least=0)  # tokens that windows share
-        windows = cut_windows(pairs, tokenizer, longest, stride, found.name)
-        return replace(found, windows=windows)
+        windows = cut_windows(pairs, tokenizer, longest, stride, samples.name)
+        return replace(samples, windows=windows)
     long = find_long_texts(texts, tokenizer, longest)
     if not long:
-        return found
-    if truncate or found.truncate:
-        return replace(found, truncate=True, truncated=len(long))
-    line, tokens = max(long.items(), key=lambda each: each[1])
+        return samples
+    if truncate or samples.truncate:
+        return replace(samples, truncate=True, truncated=len(long))
+    line, tokens = max(long.items(), key=lambda pair: pair[1])
     assert card.tokenization is not None
     wider = ""
     if tokens <= card.tokenization.max_length:
         wider = ", or build with " + Argument("shape", card.widen_shapes([tokens]))
     problem = (
-        f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
+        f"{samples.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
     )
     others = f"{len(long)} of {len(texts)} texts are too long"
     raise BadInputError(
@@ -189,22 +189,22 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
     )
 
 
-def _require_fitting_samples(found: TextSet, card: ModelCard) -> None:
+def _require_fitting_samples(samples: TextSet, card: ModelCard) -> None:
     """Raises BadInputError for two texts in a line of a task whose samples are single ones."""
-    if card.task is Task.QUESTION_ANSWERING and not found.asks:
-        problem = f"{found.root}: {card.name} answers questions, but its lines have no question with a context"
+    if card.task is Task.QUESTION_ANSWERING and not samples.asks:
+        problem = f"{samples.root}: {card.name} answers questions, but its lines have no question with a context"
         raise BadInputError(
             f'{problem}\ngive SQuAD\'s JSON, or {{"question": "...", "context": "...", "answers": {{"text": ["..."]}}}} in each line'
         )
-    if not found.has_pairs:
+    if not samples.has_pairs:
         return
     if card.task is Task.TOKEN_CLASSIFICATION:
-        problem = f"{found.root}: tags belong to the words of one text, but its lines have two"
+        problem = f"{samples.root}: tags belong to the words of one text, but its lines have two"
         raise BadInputError(
             f'{problem}\ngive {{"tokens": ["Ada"], "tags": ["B-PER"]}} in each line'
         )
     if card.task is Task.EMBEDDING:
-        problem = f"{found.root}: {card.name} embeds one text at a time, but its lines have two"
+        problem = f"{samples.root}: {card.name} embeds one text at a time, but its lines have two"
         way = 'put each text on its own line, with the same "pair" and "score" for both'
         raise BadInputError(f"{problem}\n{way}")
 
@@ -230,17 +230,17 @@ def read_head_count(card: ModelCard, name: str, least: int) -> int | None:
     return stated
 
 
-def _describe_windows(found: TextSet, longest: int, listener: Listener) -> None:
-    long = sum(len(found.windows.get(each.path, ())) > 1 for each in found.files)
+def _describe_windows(samples: TextSet, longest: int, listener: Listener) -> None:
+    long = sum(len(samples.windows.get(file.path, ())) > 1 for file in samples.files)
     if long:
-        problem = f"{long} of {len(found.files)} contexts are longer than {longest} tokens"
-        listener.inform(f"{problem}; all are read in {len(found.rows)} windows, which overlap")
+        problem = f"{long} of {len(samples.files)} contexts are longer than {longest} tokens"
+        listener.inform(f"{problem}; all are read in {len(samples.rows)} windows, which overlap")
 
 
 def _warn_of_lost_types(
-    found: TextSet, card: ModelCard, tokenizer: str, listener: Listener
+    samples: TextSet, card: ModelCard, tokenizer: str, listener: Listener
 ) -> None:
-    if found.has_pairs and not takes_types(card) and gives_types(tokenizer):
+    if samples.has_pairs and not takes_types(card) and gives_types(tokenizer):
         listener.warn(
             f"{card.name} has no input {TYPES}, so that only separators tell its two texts apart"
         )
@@ -256,11 +256,11 @@ def resolve_texts(
     if card.tokenization is None or tokenizer is None or holds_tensors(source):
         return source
     require_task_data(card)
-    found = fit_texts(text_set_from_path(source)[0], tokenizer, card, truncate=truncate)
-    if not found.truncated:
+    samples = fit_texts(text_set_from_path(source)[0], tokenizer, card, truncate=truncate)
+    if not samples.truncated:
         return source
-    place = folder / f"{found.sha256[:12]}.json"
-    write_json(place, found.to_dict(folder))
+    place = folder / f"{samples.sha256[:12]}.json"
+    write_json(place, samples.to_dict(folder))
     return place
 
 
@@ -270,9 +270,9 @@ def write_subset(
     """The manifest, in `folder`, of `count` samples of images or texts, drawn by `seed`."""
     require_task_data(card)
     read = read_texts if card.tokenization else read_images
-    found, _ = read(source, count, seed, listener)
-    place = folder / f"{found.sha256[:12]}.json"
-    write_json(place, found.to_dict(folder))
+    samples, _ = read(source, count, seed, listener)
+    place = folder / f"{samples.sha256[:12]}.json"
+    write_json(place, samples.to_dict(folder))
     return place
 
 
@@ -326,9 +326,9 @@ def iterate_rows(
     if isinstance(samples, TextSet):
         assert model is not None
         if samples.windows:
-            rows = [part.tokens for each in samples.files for part in samples.windows[each.path]]
+            rows = [part.tokens for file in samples.files for part in samples.windows[file.path]]
         else:
-            texts = [samples.texts[each.path] for each in samples.files]
+            texts = [samples.texts[file.path] for file in samples.files]
             rows = encode(texts, model.file(TOKENIZER), compute_max_tokens(card))
         if by_length:
             rows.sort(key=lambda row: len(row.ids))
@@ -350,7 +350,7 @@ def find_label_indices(
     A label is one of the card's names, or an index; otherwise the set's sorted folders are the classes, where nothing speaks
     against it (see `_are_classes_in_order`). Raises BadInputError for other labels.
     """
-    names = [each.label for each in samples.files]
+    names = [file.label for file in samples.files]
     if any(name is None for name in names):
         return None
     known = set(map(str, names))
@@ -405,7 +405,7 @@ def index_labels(card: ModelCard, used: Iterable[str]) -> dict[str, int]:
             f"label '{several[0]}' of {card.name} names the classes {listed}\n"
             "use class indices as the labels of the data, or different labels in the model card"
         )
-    return {label: found[0] for label, found in places.items()}
+    return {label: indices[0] for label, indices in places.items()}
 
 
 def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
@@ -417,7 +417,7 @@ def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) ->
     except BadInputError as error:
         listener.warn(f"{str(error).partition(':')[0]}; ignoring folders and labels")
         return replace(
-            samples, files=tuple(replace(each, label=None) for each in samples.files), labels=()
+            samples, files=tuple(replace(file, label=None) for file in samples.files), labels=()
         )
     return samples
 
@@ -428,26 +428,26 @@ def hash_data(source: Path) -> str:
     Names are relative to `source`, so that moved data keep their hash. Raises BadInputError for unreadable data.
     """
     with read_as_user_file(source, "data"):
-        base, found = source.parent, list[Path]()
+        base, files = source.parent, list[Path]()
         if not source.is_dir():
             require_regular_file(source)
         if source.is_dir():
-            base, found = source, list(walk_files(source))
+            base, files = source, list(walk_files(source))
         elif is_coco(source):
             root, names = list_coco_images(source)
-            found = [root / name for name in names]
+            files = [root / name for name in names]
         elif source.suffix.lower() == ".json" and not holds_tensors(source):
             value = json.loads(read_user_bytes(source, MAX_LIST_BYTES))
             if isinstance(value, dict) and {"root", "files"} <= value.keys():
                 root = source.parent / value["root"]
-                found = [root]  # texts
+                files = [root]  # texts
                 if root.is_dir():  # masks and boxes are next to the images
-                    found = [root / each["path"] for each in value["files"]]
-                    found += (
+                    files = [root / record["path"] for record in value["files"]]
+                    files += (
                         path
                         for path in walk_files(root)
                         if {*path.relative_to(root).parts} & {*ANNOTATIONS}
                     )
-        named = {os.path.relpath(path, base): path for path in found if path.is_file()}
+        named = {os.path.relpath(path, base): path for path in files if path.is_file()}
         hashes = {os.fsencode(name).hex(): hash_file(path) for name, path in named.items()}
         return hash_value([hash_file(source) if source.is_file() else None, hashes])

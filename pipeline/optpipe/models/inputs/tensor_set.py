@@ -41,7 +41,7 @@ class TensorSet(SampleSet):
 
     def batches(self, size: int) -> Iterator[Arrays]:
         """The samples in order, at most `size` rows at a time, each time from one part."""
-        places = (map(int, each.path.split(":")) for each in self.files)
+        places = (map(int, file.path.split(":")) for file in self.files)
         for part, rows in group_pairs((part, row) for part, row in places).items():
             for start in range(0, len(rows), size):
                 yield {
@@ -52,7 +52,7 @@ class TensorSet(SampleSet):
     def keep_usual_shapes(self) -> "TensorSet":
         shapes = [tuple(rows[name].shape[1:] for name in sorted(rows)) for rows in self.parts]
         groups = group_pairs(
-            (shapes[int(each.path.partition(":")[0])], each) for each in self.files
+            (shapes[int(file.path.partition(":")[0])], file) for file in self.files
         )
         most = max(groups.values(), key=len)
         return replace(self, files=tuple(most))
@@ -66,15 +66,15 @@ def read_tensor_set(
     Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
     """
     parts, labels, groups = [], [], []
-    own = {each.name for each in inputs}
+    own = {spec.name for spec in inputs}
     names = [name for name in LABEL_NAMES if name not in own]
     of_groups = [name for name in GROUP_NAMES if name not in own]
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
-        for where, found in iterate_arrays(source, [each.name for each in inputs]):
-            given = [name for name in names if name in found]
-            marked = found.pop(given[0]) if given else None
-            known = [found.pop(name) for name in of_groups if name in found]
-            rows = check_rows(where, found, inputs)
+        for where, arrays in iterate_arrays(source, [spec.name for spec in inputs]):
+            given = [name for name in names if name in arrays]
+            marked = arrays.pop(given[0]) if given else None
+            known = [arrays.pop(name) for name in of_groups if name in arrays]
+            rows = check_rows(where, arrays, inputs)
             groups += _read_groups(where, known, count_rows(rows))
             labels += _read_labels(where, marked, count_rows(rows))
             parts += [
@@ -87,12 +87,12 @@ def read_tensor_set(
     if len(groups) - groups.count(None) not in (0, len(groups)):
         raise BadInputError(f"{source}: some files have no array `group`, although others have one")
     files = tuple(
-        replace(each, group=group) for each, group in zip(whole.files, groups, strict=True)
+        replace(file, group=group) for file, group in zip(whole.files, groups, strict=True)
     )
     whole = replace(whole, files=files, root=source, seed=seed)
     if count is None or count >= len(files):
         return whole
-    chosen = sorted(stratify_indices([each.label for each in files], count, seed)[:count])
+    chosen = sorted(stratify_indices([file.label for file in files], count, seed)[:count])
     return replace(whole, files=tuple(files[index] for index in chosen))
 
 
@@ -126,7 +126,7 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
         raise BadInputError(f"{where}: labels contain NaN or infinity")
     if marked.dtype.kind in "bf" and (marked == marked.astype(np.int64)).all():
         marked = marked.astype(np.int64)
-    return [json.dumps(each) for each in marked.tolist()]
+    return [json.dumps(label) for label in marked.tolist()]
 
 
 def _read_groups(where: str, known: Sequence[NDArray[Any]], count: int) -> list[str | None]:
@@ -138,36 +138,37 @@ def _read_groups(where: str, known: Sequence[NDArray[Any]], count: int) -> list[
         raise BadInputError(
             f"{problem}; give a string or an integer for each of the {count} samples"
         )
-    return [str(each) for each in known[0].tolist()]
+    return [str(group) for group in known[0].tolist()]
 
 
 def check_rows(
-    where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]
+    where: str, arrays: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]
 ) -> dict[str, NDArray[Any]]:
     """Checks each array against its input; returns rows."""
-    names = [each.name for each in inputs]
+    names = [spec.name for spec in inputs]
     for wrong, what in (
-        (set(names) - set(found), "lacks input"),
-        (set(found) - set(names), "has the unknown array"),
+        (set(names) - set(arrays), "lacks input"),
+        (set(arrays) - set(names), "has the unknown array"),
     ):
         if wrong:
             raise BadInputError(
                 f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}, and truths are an array '{LABELS}'"
             )
     counts, single = {}, set()
-    for each in inputs:
-        value = _require_fit(where, found[each.name], each)
-        if each.batch is not None or value.ndim > len(each.min):
-            counts[each.name] = value.shape[each.batch or 0]
+    for spec in inputs:
+        value = _require_fit(where, arrays[spec.name], spec)
+        if spec.batch is not None or value.ndim > len(spec.min):
+            counts[spec.name] = value.shape[spec.batch or 0]
         else:
-            single.add(each.name)
+            single.add(spec.name)
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise BadInputError(f"{where}: its inputs have different numbers of samples: {shown}")
     count = next(iter(counts.values()), 1)
-    axes = {each.name: None if each.name in single else each.batch or 0 for each in inputs}
+    axes = {spec.name: None if spec.name in single else spec.batch or 0 for spec in inputs}
     return {
-        name: np.ascontiguousarray(to_rows(found[name], axis, count)) for name, axis in axes.items()
+        name: np.ascontiguousarray(to_rows(arrays[name], axis, count))
+        for name, axis in axes.items()
     }
 
 

@@ -144,7 +144,7 @@ def _parse_line(value: Any) -> TextLine:
 
 def _read_words(words: Any) -> str:
     if not isinstance(words, list) or not all(
-        isinstance(each, str) and each.split() == [each] for each in words
+        isinstance(word, str) and word.split() == [word] for word in words
     ):
         raise TypeError('its "tokens" are not a list of words without spaces')
     if not words:

@@ -57,15 +57,15 @@ class TextSet(SampleSet):
         if not self.windows:
             return self.files
         return tuple(
-            replace(each, path=f"{each.path}.{number}")
-            for each in self.files
-            for number in range(len(self.windows[each.path]))
+            replace(file, path=f"{file.path}.{number}")
+            for file in self.files
+            for number in range(len(self.windows[file.path]))
         )
 
     def read_objects(self) -> list[dict[str, Any]]:
         """The JSON object of each sample's line, in the order of `files`."""
         lines = dict(read_objects(self.root))
-        return [lines[int(each.path)] for each in self.files]
+        return [lines[int(file.path)] for file in self.files]
 
     @property
     def has_pairs(self) -> bool:
@@ -118,21 +118,21 @@ def _text_set_from_manifest(source: Path) -> TextSet:
     """Raises BadInputError if a line is not the one that was drawn."""
     whole = TextSet.from_manifest(source)
     lines, drawn = read_text_lines(whole.root)[0], dict[str, TextLine]()
-    for each in whole.files:
-        line = lines.get(int(each.path)) if each.path.isdecimal() else None
-        if line is None or hash_sample(line.text) != each.sha256:
-            problem = f"text set {whole.name}: line {each.path} of {whole.root} has changed"
+    for file in whole.files:
+        line = lines.get(int(file.path)) if file.path.isdecimal() else None
+        if line is None or hash_sample(line.text) != file.sha256:
+            problem = f"text set {whole.name}: line {file.path} of {whole.root} has changed"
             raise BadInputError(f"{problem}; draw the set again")
-        drawn[each.path] = line
+        drawn[file.path] = line
     return _add_lines(whole, drawn, lines)
 
 
 def _add_lines(
-    found: TextSet, drawn: Mapping[str, TextLine], lines: Mapping[int, TextLine]
+    samples: TextSet, drawn: Mapping[str, TextLine], lines: Mapping[int, TextLine]
 ) -> TextSet:
-    """`found` with what its lines say: `drawn` by path, and all `lines` of the file by number."""
+    """`samples` with what its lines say: `drawn` by path, and all `lines` of the file by number."""
     return replace(
-        found,
+        samples,
         texts={path: line.text for path, line in drawn.items()},
         pairs={str(number): line.pair for number, line in lines.items() if line.pair is not None},
         asks=all(line.asks for line in drawn.values()),

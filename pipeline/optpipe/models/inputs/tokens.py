@@ -17,7 +17,7 @@ tokenizers = LazyModule("tokenizers")
 
 
 def takes_types(card: ModelCard) -> bool:
-    return any(each.name == TYPES for each in card.inputs)
+    return any(spec.name == TYPES for spec in card.inputs)
 
 
 def gives_types(tokenizer: str) -> bool:
@@ -38,7 +38,7 @@ def find_long_texts(texts: Mapping[str, Text], tokenizer: str, max_length: int) 
     else:
         loaded = tokenizers.Tokenizer.from_str(tokenizer)
         loaded.no_padding()
-        counts = [len(each.ids) for each in loaded.encode_batch(list(texts.values()))]
+        counts = [len(encoding.ids) for encoding in loaded.encode_batch(list(texts.values()))]
     return {name: count for name, count in zip(texts, counts, strict=True) if count > max_length}
 
 
@@ -80,8 +80,8 @@ def encode(texts: Sequence[Text], tokenizer: Path, max_length: int) -> list[Toke
     if is_function(content):
         return [row.cut(max_length) for row in encode_by_function(content, texts)]
     return [
-        Tokens(tuple(each.ids), tuple(each.type_ids))
-        for each in tokenize(texts, tokenizer, max_length)
+        Tokens(tuple(encoding.ids), tuple(encoding.type_ids))
+        for encoding in tokenize(texts, tokenizer, max_length)
     ]
 
 
@@ -106,9 +106,9 @@ def pad_tokens(card: ModelCard, rows: Sequence[Tokens]) -> dict[str, np.ndarray]
     known = {"input_ids": ids, "attention_mask": mask, TYPES: types}
     if len(card.inputs) == 1:
         known[card.inputs[0].name] = ids
-    if unknown := [each.name for each in card.inputs if each.name not in known]:
+    if unknown := [spec.name for spec in card.inputs if spec.name not in known]:
         raise BadInputError(
             f"{card.name}: a tokenizer gives {', '.join(known)}, not '{unknown[0]}'\n"
             "name the inputs so, or give its inputs as tensors (.npz)"
         )
-    return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}
+    return {spec.name: known[spec.name].astype(spec.dtype) for spec in card.inputs}

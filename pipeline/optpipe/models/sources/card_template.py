@@ -42,7 +42,7 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
     if data is not None and not data.exists():
         raise BadInputError("no such file or folder", argument=Argument("images", data))
     if data is not None and image is None:
-        inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
+        inputs = ", ".join(f"{spec.name} {spec.format_profile()}" for spec in card.inputs)
         raise BadInputError(
             f"{card.name} takes no images ({inputs})", argument=Argument("images", data)
         )
@@ -61,8 +61,8 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
     ]
     if _takes_tokens(card):
         lines += TOKENIZER.splitlines()
-    for each in card.inputs:
-        lines += ["", "[[inputs]]", *_list_values(each.to_dict())]
+    for spec in card.inputs:
+        lines += ["", "[[inputs]]", *_list_values(spec.to_dict())]
     for output in card.outputs:
         lines += ["", "[[outputs]]", f"name = {_dump(output.name)}"]
     if image is not None:

@@ -119,20 +119,20 @@ def unwrap_module(module: Any) -> Any:
 def require_plain(module: Any) -> None:
     """Raises BadInputError for forward hooks, which change results outside of forward, and for tensors without values or on
     several devices."""
-    for name, each in module.named_modules():
-        where = f"'{name}' ({type(each).__name__})" if name else type(each).__name__
-        if getattr(each, "has_uninitialized_params", bool)():
+    for name, submodule in module.named_modules():
+        where = f"'{name}' ({type(submodule).__name__})" if name else type(submodule).__name__
+        if getattr(submodule, "has_uninitialized_params", bool)():
             raise BadInputError(
                 f"{where} has parameters without a shape yet\ncall the module once before it is given"
             )
-        if hooks := [*each._forward_pre_hooks.values(), *each._forward_hooks.values()]:
+        if hooks := [*submodule._forward_pre_hooks.values(), *submodule._forward_hooks.values()]:
             kind = getattr(hooks[0], "__qualname__", type(hooks[0]).__qualname__)
             raise BadInputError(
                 f"{where} has a forward hook ({kind}), which an exported program would not have\n"
                 "remove it with its handle, or compute the same in forward"
             )
-        if isinstance(each, torch.jit.ScriptModule):
-            unwrap_module(each)
+        if isinstance(submodule, torch.jit.ScriptModule):
+            unwrap_module(submodule)
     outer = torch.nn.modules.module
     if outer._global_forward_hooks or outer._global_forward_pre_hooks:
         raise BadInputError(
@@ -156,7 +156,7 @@ def require_plain(module: Any) -> None:
 
 def find_devices(module: Any) -> list[str]:
     """The devices of its parameters and buffers, sorted; empty without any."""
-    return sorted({str(each.device) for each in (*module.parameters(), *module.buffers())})
+    return sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
 
 
 def copy_module(module: Any, card: ModelCard, arrange: Arrange) -> Any:
@@ -169,16 +169,16 @@ def copy_module(module: Any, card: ModelCard, arrange: Arrange) -> Any:
         made = copy.deepcopy(module)
     except Exception as error:  # noqa: BLE001 - whatever a user's attribute raises
         return _copy_by_export(module, card, arrange, error)
-    for each in made.modules():
-        each._compiled_call_impl = None  # of module.compile()
-        for hooks in (each._backward_hooks, each._backward_pre_hooks):
+    for submodule in made.modules():
+        submodule._compiled_call_impl = None  # of module.compile()
+        for hooks in (submodule._backward_hooks, submodule._backward_pre_hooks):
             hooks.clear()
     return made.eval().requires_grad_(False).cpu()
 
 
 def _copy_by_export(module: Any, card: ModelCard, arrange: Arrange, why: Exception) -> Any:
     inputs = make_example_inputs(card.inputs, "cpu")
-    modes = {each: each.training for each in module.modules()}
+    modes = {submodule: submodule.training for submodule in module.modules()}
     positional, named = arrange(inputs)
     shapes, named_shapes = arrange(make_dynamic_shapes(card.inputs))
     try:
@@ -188,17 +188,17 @@ def _copy_by_export(module: Any, card: ModelCard, arrange: Arrange, why: Excepti
         problem = f"the module can be neither copied ({describe_user_error(why)}) nor exported"
         raise StageError(f"{problem}: {describe_user_error(error)}") from error
     finally:
-        for each, training in modes.items():
-            each.training = training
+        for submodule, training in modes.items():
+            submodule.training = training
     return copy.deepcopy(program.module())
 
 
 def name_arguments(module: Any, count: int) -> tuple[str, ...]:
     """Names for `count` positional inputs: those of forward's parameters, or `input_0`, …"""
     named = [
-        each.name
-        for each in inspect.signature(module.forward).parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in inspect.signature(module.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     return tuple(named[place] if place < len(named) else f"input_{place}" for place in range(count))
 
@@ -210,14 +210,14 @@ def source_from_module(
 
     Raises BadInputError with the module's own error if it does not take them.
     """
-    arrange = arrange_inputs(module, [each.name for each in card.inputs])
+    arrange = arrange_inputs(module, [spec.name for spec in card.inputs])
     snapshot = copy_module(module, card, arrange)
     kind = {True: "asserted", False: "random", None: "unknown"}[trained]
     record = WeightsRecord(kind, hash_module_weights(snapshot))
     loaded = make_loaded_model(snapshot, card, record, arrange)
     given = [
-        each.detach().cpu().to(getattr(torch, spec.dtype))
-        for each, spec in zip(example, loaded.card.inputs, strict=True)
+        tensor.detach().cpu().to(getattr(torch, spec.dtype))
+        for tensor, spec in zip(example, loaded.card.inputs, strict=True)
     ]
     try:
         with torch.inference_mode():
@@ -226,8 +226,8 @@ def source_from_module(
         raise
     except Exception as error:
         shown = ", ".join(
-            f"{spec.name} {spec.dtype} {'x'.join(map(str, each.shape)) or 'a single value'}"
-            for spec, each in zip(card.inputs, given, strict=True)
+            f"{spec.name} {spec.dtype} {'x'.join(map(str, tensor.shape)) or 'a single value'}"
+            for spec, tensor in zip(card.inputs, given, strict=True)
         )
         raise BadInputError(
             f"{card.name} fails on its example ({shown}): {describe_user_error(error)}"
@@ -286,9 +286,9 @@ def _list_operations(graph_module: Any, held: Mapping[str, str]) -> Iterator[Any
         if isinstance(value, torch.fx.Node):
             return f"%{numbers[value.name]}"
         if isinstance(value, list | tuple):
-            return [show(each) for each in value]
+            return [show(part) for part in value]
         if isinstance(value, Mapping):
-            return {str(key): show(each) for key, each in value.items()}
+            return {str(key): show(part) for key, part in value.items()}
         return repr(value) if isinstance(value, float) else str(value)
 
     for number, node in enumerate(graph_module.graph.nodes):

@@ -101,14 +101,14 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
     if {parts.scheme, "all"} & set(getproxies()):
         return None
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM
         )
     except OSError as error:
         return error.strerror or str(error)
     reason = ""
     for family, address in {
-        family: address for family, *_, address in found
+        family: address for family, *_, address in addresses
     }.items():  # one address per family
         try:
             with socket.socket(family) as connection:
@@ -148,12 +148,12 @@ class HuggingFaceSource:
     def collect_identity(self) -> dict[str, Any]:
         """A local folder is identified by its name and the hashes of its files."""
         folder = Path(self.repository)
-        found = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
+        files = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
         return {
             "source": f"hf:{self._published_name}",
             "files": {
                 path.relative_to(folder).as_posix(): hash_file(path)
-                for path in found
+                for path in files
                 if path.is_file()
             },
             **{name: get_package_version(name) for name in ("transformers", "tokenizers", "torch")},
@@ -184,7 +184,7 @@ class HuggingFaceSource:
             pooling = _read_pooling(self.repository)
             card = replace(card, labels=(), head={"pooling": pooling})
             module = pool_tokens(module, pooling)
-        arrange = arrange_inputs(module, [each.name for each in card.inputs])
+        arrange = arrange_inputs(module, [spec.name for spec in card.inputs])
         text = tokenizer.backend_tokenizer.to_str() if tokenizer else None
         return replace(make_loaded_model(module, card, record, arrange), tokenizer=text)
 
@@ -282,11 +282,11 @@ def _choose_head(config: Any, name: str) -> tuple[Any, Task]:
     if type(config) in transformers.AutoModelForImageClassification._model_mapping:
         return transformers.AutoModelForImageClassification, Task.CLASSIFICATION
     architectures = config.architectures or ()
-    if architectures and all(each.endswith("Model") for each in architectures):
+    if architectures and all(name.endswith("Model") for name in architectures):
         return transformers.AutoModel, Task.EMBEDDING
-    if any(each.endswith("ForTokenClassification") for each in architectures):
+    if any(name.endswith("ForTokenClassification") for name in architectures):
         return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
-    if any("ForQuestionAnswering" in each for each in architectures):
+    if any("ForQuestionAnswering" in name for name in architectures):
         return transformers.AutoModelForQuestionAnswering, Task.QUESTION_ANSWERING
     if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
         return transformers.AutoModelForSequenceClassification, _read_kind_of_answer(config)
@@ -345,8 +345,8 @@ def _load_tokenizer(repository: str) -> Any | None:
             if transformers.utils.cached_file(
                 repository, name, _raise_exceptions_for_missing_entries=False
             ):
-                found = transformers.AutoTokenizer.from_pretrained(repository)
-                return found if found.is_fast else None
+                tokenizer = transformers.AutoTokenizer.from_pretrained(repository)
+                return tokenizer if tokenizer.is_fast else None
     return None
 
 

@@ -181,7 +181,11 @@ ZERO_LAYER_STD = 0.02
 def hash_module_weights(module: Any) -> str:
     state = module.state_dict()
     return hash_arrays(
-        {name: _array_from_tensor(each) for name, each in state.items() if torch.is_tensor(each)}
+        {
+            name: _array_from_tensor(tensor)
+            for name, tensor in state.items()
+            if torch.is_tensor(tensor)
+        }
     )
 
 
@@ -284,7 +288,7 @@ def make_with_factory_weights(
     with use_seed(request.seed):
         module = make()
         own = hash_tensors(module)
-        drawn = sorted(each for each, sha256 in own.items() if other.get(each) != sha256)
+        drawn = sorted(name for name, sha256 in own.items() if other.get(name) != sha256)
         if not drawn and request.kind != "random":
             return module.eval(), WeightsRecord(f"default:{name}", hash_module_weights(module))
         draw_neutral_layers(module)

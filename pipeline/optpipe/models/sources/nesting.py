@@ -46,20 +46,20 @@ def flatten_outputs(value: Any) -> FlatOutputs:
 
     None is nothing. Raises TypeError for an output without any tensor.
     """
-    found = FlatOutputs()
+    outputs = FlatOutputs()
     for path, part in _walk_parts(value, ()):
         if isinstance(part, torch.Tensor):
-            found.tensors.append(part)
-            found.paths.append(path)
+            outputs.tensors.append(part)
+            outputs.paths.append(path)
         else:
             place = ".".join(map(str, path)) or "the output"
-            found.left_out.append(f"{place} ({type(part).__name__})")
-    if not found.tensors:
-        what = ", ".join(found.left_out) or "no tensor"
+            outputs.left_out.append(f"{place} ({type(part).__name__})")
+    if not outputs.tensors:
+        what = ", ".join(outputs.left_out) or "no tensor"
         raise TypeError(
             f"forward returns {what}, not tensors or tuples, mappings, or dataclasses of tensors"
         )
-    return found
+    return outputs
 
 
 def _walk_parts(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -72,7 +72,7 @@ def _walk_parts(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, 
     if isinstance(value, Mapping):
         parts = list(value.items())
     elif is_dataclass(value) and not isinstance(value, type):
-        parts = [(each.name, getattr(value, each.name)) for each in fields(value)]
+        parts = [(member.name, getattr(value, member.name)) for member in fields(value)]
     elif isinstance(value, tuple | list):
         parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     else:
@@ -90,8 +90,8 @@ def arrange_inputs(module: Any, names: Sequence[str]) -> Arrange:
     {'batch': {'image': image, 'mask': mask}}
     """
     known = _read_parameters(module)
-    by_name = {name: each for name, each in known.items() if each.kind in _BY_NAME}
-    kinds = {each.kind for each in known.values()}
+    by_name = {name: parameter for name, parameter in known.items() if parameter.kind in _BY_NAME}
+    kinds = {parameter.kind for parameter in known.values()}
     takes_any_name = (
         inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds
     )
@@ -124,7 +124,9 @@ def _choose_tree(
         return {name: place for place, name in enumerate(names)}
     if all(name in parameters or name.partition(".")[0] in parameters for name in names):
         return _nest([[name] if name in parameters else name.split(".") for name in names])
-    required = [name for name, each in parameters.items() if each.default is each.empty]
+    required = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
     if takes_any_name and set(names).issuperset(required):
         return {name: place for place, name in enumerate(names)}
     if len(required) != 1:
@@ -210,7 +212,7 @@ def _read_hints(owner: Any) -> dict[str, Any]:
 
 def _unwrap_optional(kind: Any) -> Any:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        others = [each for each in typing.get_args(kind) if each is not types.NoneType]
+        others = [member for member in typing.get_args(kind) if member is not types.NoneType]
         return others[0] if len(others) == 1 else None
     return kind
 

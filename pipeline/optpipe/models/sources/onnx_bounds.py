@@ -70,7 +70,7 @@ def _refuse_nodes(count: int, path: Path) -> None:
 
 def require_bounded_graph(model: Any, path: Path) -> None:
     """Raises BadInputError for more nodes, calls, or rounds than any model has, with the place and a way out."""
-    calls = {(each.domain, each.name): each for each in model.functions}
+    calls = {(function.domain, function.name): function for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
     def count(scope: Any, depth: int) -> int:
@@ -109,7 +109,7 @@ def require_bounded_graph(model: Any, path: Path) -> None:
 
 def _iterate_rounds(graph: Any, outer: Mapping[str, Any], around: int) -> Iterator[int]:
     """Yields the rounds of each Loop whose trip count a constant of its graph or of an outer one fixes, times `around`."""
-    known = {**outer, **{each.name: each for each in graph.initializer}}
+    known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute:
             known |= dict.fromkeys(node.output, node.attribute[0].t)
@@ -131,13 +131,13 @@ def require_bounded_growth(model: Any, path: Path) -> None:
     Shapes are inferred round by round, at most MOST_ROUNDS times: what doubles shows itself in thirty. An open dimension is one.
     """
     inferred = _infer_sizes(model).graph
-    values = {each.name: each for each in (*inferred.input, *inferred.value_info)}
+    values = {value.name: value for value in (*inferred.input, *inferred.value_info)}
     for tensor in inferred.initializer:
         values[tensor.name] = onnx.helper.make_tensor_value_info(
             tensor.name, tensor.data_type, list(tensor.dims)
         )
     for node in model.graph.node:
-        bodies = [each.g for each in node.attribute if each.HasField("g")]
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         if node.op_type == "Loop" and bodies:
             largest = _simulate_rounds(bodies[0], node.input[2:], values, model.opset_import)
             if largest > MOST_GROWN:
@@ -154,10 +154,10 @@ def _simulate_rounds(
     """The elements of the largest value that a Loop carries, as far as shape inference follows it."""
     largest, carried = 0, [values.get(name) for name in given]
     own = {name for node in body.node for name in node.output}
-    own |= {each.name for each in (*body.input, *body.initializer)}
+    own |= {value.name for value in (*body.input, *body.initializer)}
     outer = {name for node in body.node for name in node.input} - own
     for _ in range(MOST_ROUNDS):
-        ends: list[Any] = [copy.deepcopy(each) for each in carried if each is not None]
+        ends: list[Any] = [copy.deepcopy(value) for value in carried if value is not None]
         if len(ends) < len(carried):
             break
         for end, known in zip(ends, body.input[2:], strict=False):
@@ -170,22 +170,22 @@ def _simulate_rounds(
         for output in round_.output:
             output.type.tensor_type.ClearField("shape")
         try:
-            found = onnx.shape_inference.infer_shapes(
+            inferred = onnx.shape_inference.infer_shapes(
                 onnx.helper.make_model(round_, opset_imports=opsets), data_prop=True
             )
         except Exception:  # noqa: BLE001  # what it cannot infer, it may also raise
             break
         before = carried
-        carried = list(found.graph.output[1 : 1 + len(given)])
-        shapes = [_list_sizes(each) for each in carried]
+        carried = list(inferred.graph.output[1 : 1 + len(given)])
+        shapes = [_list_sizes(value) for value in carried]
         largest = max([largest, *map(math.prod, shapes)])
-        if largest > MOST_GROWN or shapes == [_list_sizes(each) for each in before]:
+        if largest > MOST_GROWN or shapes == [_list_sizes(value) for value in before]:
             break
     return largest
 
 
 def _list_sizes(value: Any) -> list[int]:
-    return [max(each.dim_value, 1) for each in value.type.tensor_type.shape.dim]
+    return [max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim]
 
 
 def require_complete_data(tensors: Iterator[Any], path: Path) -> None:
@@ -232,7 +232,7 @@ def iterate_declared_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]
         yield (
             value.name,
             tensor.elem_type,
-            [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")],
+            [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")],
         )
     for tensor in graph.initializer:
         yield tensor.name, tensor.data_type, list(tensor.dims)
@@ -265,7 +265,7 @@ def require_bounded_tensors(model: Any, path: Path, memory_bytes: int) -> None:
             limit = f"has {count} elements; {MOST_ELEMENTS} are the most"
         else:
             continue
-        node = next((each for each in model.graph.node if name in each.output), None)
+        node = next((node for node in model.graph.node if name in node.output), None)
         maker = "" if node is None else f", which {escape(node.op_type)[:80]} makes,"
         shown = "x".join(map(str, sizes))
         raise BadInputError(
@@ -310,14 +310,14 @@ def _infer_sizes(model: Any, computed: Mapping[str, Any] | None = None) -> Any:
         if computed:
             graph = light.graph
             kept = [
-                each
-                for each in graph.node
-                if not computed.keys() >= {*each.output} - {""}
+                node
+                for node in graph.node
+                if not computed.keys() >= {*node.output} - {""}
                 # inference computes a Range of constants one by one
-                and not (each.op_type == "Range" and computed.keys() & {*each.input})
+                and not (node.op_type == "Range" and computed.keys() & {*node.input})
             ]
             graph.initializer.extend(
-                computed[name] for each in graph.node for name in each.output if name in computed
+                computed[name] for node in graph.node for name in node.output if name in computed
             )
             del graph.node[:]
             graph.node.extend(kept)
@@ -332,13 +332,15 @@ def _compute_sizes(model: Any) -> dict[str, Any]:
 
     Shape inference follows some of these operators. Of more than MOST_SIZES, the rest is unknown.
     """
-    opsets = {each.domain: each.version for each in model.opset_import}
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
     shapes = _list_shapes(model)
     constants: dict[str, Any] = {}
     computed: dict[str, Any] = {}
     for graph in iterate_graphs(model.graph):
         constants |= {
-            each.name: each for each in graph.initializer if math.prod(each.dims) <= MOST_SIZES
+            tensor.name: tensor
+            for tensor in graph.initializer
+            if math.prod(tensor.dims) <= MOST_SIZES
         }
         for node in graph.node:
             if (value := _read_constant(node)) is not None:
@@ -350,12 +352,12 @@ def _compute_sizes(model: Any) -> dict[str, Any]:
 
 def _list_shapes(model: Any) -> dict[str, list[int]]:
     """The shape of each tensor of known rank; an open dimension is 1."""
-    graph, found = model.graph, {each.name: [*each.dims] for each in model.graph.initializer}
+    graph, shapes = model.graph, {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
     for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
-            found.setdefault(value.name, [max(each.dim_value, 1) for each in tensor.shape.dim])
-    return found
+            shapes.setdefault(value.name, [max(dim.dim_value, 1) for dim in tensor.shape.dim])
+    return shapes
 
 
 def _compute_size(
@@ -366,16 +368,16 @@ def _compute_size(
     opsets: Mapping[str, int],
 ) -> dict[str, Any]:
     """The result of a node that computes a size, by ONNX's own definition; nothing for any other."""
-    read = [each for each in node.input if each]
+    read = [name for name in node.input if name]
     if node.op_type in ("Shape", "Size") and read and read[0] in shapes:
         # no tensor of this shape is made: an array of one number that is repeated takes no memory
         feeds = {read[0]: np.broadcast_to(np.float32(0), shapes[read[0]])}
-    elif node.op_type in _COMPUTED_HERE and any(each in computed for each in read):
-        if any(each not in computed and each not in constants for each in read):
+    elif node.op_type in _COMPUTED_HERE and any(name in computed for name in read):
+        if any(name not in computed and name not in constants for name in read):
             return {}
-        held = {each: computed[each] if each in computed else constants[each] for each in read}
+        held = {name: computed[name] if name in computed else constants[name] for name in read}
         feeds = {name: onnx.numpy_helper.to_array(value) for name, value in held.items()}
-        broadcast = math.prod(max(each.size, 1) for each in feeds.values())
+        broadcast = math.prod(max(array.size, 1) for array in feeds.values())
         if node.op_type != "Concat" and broadcast > MOST_SIZES:
             return {}
     else:
@@ -403,7 +405,9 @@ def _iterate_made_sizes(model: Any, computed: Mapping[str, Any]) -> Iterator[tup
     """
     for graph in iterate_graphs(model.graph):
         known = {**computed} | {
-            each.name: each for each in graph.initializer if math.prod(each.dims) <= MOST_SIZES
+            tensor.name: tensor
+            for tensor in graph.initializer
+            if math.prod(tensor.dims) <= MOST_SIZES
         }
         for node in graph.node:
             if (value := _read_constant(node)) is not None:
@@ -421,7 +425,7 @@ def _iterate_made_sizes(model: Any, computed: Mapping[str, Any]) -> Iterator[tup
                     yield node, math.prod(max(int(value), 1) for value in values)
             for attribute in node.attribute:
                 if (node.op_type, attribute.name) in _SIZES_OF:
-                    yield node, math.prod(max(each, 1) for each in [attribute.i, *attribute.ints])
+                    yield node, math.prod(max(size, 1) for size in [attribute.i, *attribute.ints])
 
 
 def _read_constant(node: Any) -> Any:
@@ -443,9 +447,9 @@ def _read_constant(node: Any) -> Any:
 def _count_range(ends: Sequence[Any]) -> int:
     """Elements of a Range from its start, limit, and delta; 0 if they are no finite scalars."""
     values = [
-        float(onnx.numpy_helper.to_array(each).reshape(-1)[0])
-        for each in ends
-        if each.dims in ([], [1])
+        float(onnx.numpy_helper.to_array(tensor).reshape(-1)[0])
+        for tensor in ends
+        if tensor.dims in ([], [1])
     ]
     if len(values) != 3 or not all(map(math.isfinite, values)) or not values[2]:
         return 0

@@ -68,10 +68,10 @@ def read_input_specs(
     dims = [_read_dims(value, shapes) for value in values]
     axes = find_batch_axes(dims)
     missing = [
-        (value.name, each, axis)
-        for value, each, axis in zip(values, dims, axes, strict=True)
+        (value.name, shape, axis)
+        for value, shape, axis in zip(values, dims, axes, strict=True)
         if value.name not in shapes
-        and any(not isinstance(size, int) and index != axis for index, size in enumerate(each))
+        and any(not isinstance(size, int) and index != axis for index, size in enumerate(shape))
     ]
     if missing:
         known = example or {}
@@ -81,7 +81,9 @@ def read_input_specs(
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         problem = f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example"
         raise BadInputError(problem, remedy=Argument("shape", proposed))
-    return tuple(_make_spec(*each, shapes, path) for each in zip(values, dims, axes, strict=True))
+    return tuple(
+        _make_spec(*described, shapes, path) for described in zip(values, dims, axes, strict=True)
+    )
 
 
 def _require_ranks(values: Sequence[Any], shapes: ShapeRanges, path: Path) -> None:
@@ -107,10 +109,9 @@ def _read_dims(value: Any, shapes: ShapeRanges) -> list[int | str | None]:
     if not value.type.tensor_type.HasField("shape") and value.name in shapes:
         return [None] * len(shapes[value.name][0])
     dims = value.type.tensor_type.shape.dim
-    names = [str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None for each in dims]
+    names = [str(dim.dim_param) if _NAME.fullmatch(dim.dim_param) else None for dim in dims]
     return [
-        int(each.dim_value) if has_size(each) else name
-        for each, name in zip(dims, names, strict=True)
+        int(dim.dim_value) if has_size(dim) else name for dim, name in zip(dims, names, strict=True)
     ]
 
 
@@ -158,7 +159,7 @@ def _propose_shape(
 
 
 def _guess_size(model: Any, dims: Dims) -> int:
-    metadata = {each.key: each.value for each in model.metadata_props}
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
     if said := re.search(r"\d+", metadata.get("imgsz", "")):
         return int(said.group())
     if len(dims) == 4:
@@ -198,7 +199,7 @@ def name_dimensions(model: Any, specs: Sequence[InputSpec]) -> None:
     Exporters write invalid names (`?`, `-1`), two of which a runtime takes for one dimension. Other tensors lose such a
     name.
     """
-    by_name = {each.name: each for each in specs}
+    by_name = {spec.name: spec for spec in specs}
     graph = model.graph
     batches, others = set[str](), set[str]()
     for value in graph.input:
@@ -304,7 +305,7 @@ class OnnxFileSource:
             card = replace(self.card, inputs=inputs)
             return LoadedModel(card, record, onnx=self.path, unread=unread)
         # one image in and one row of scores out is a classifier; other models are only compared by tensors
-        outputs = [len(each.type.tensor_type.shape.dim) for each in model.graph.output]
+        outputs = [len(output.type.tensor_type.shape.dim) for output in model.graph.output]
         classifies = len(inputs) == 1 and inputs[0].is_image and outputs == [2]
         card = ModelCard(
             self.path.stem, self.name, Task.CLASSIFICATION if classifies else Task.OTHER, inputs
@@ -338,7 +339,7 @@ def onnx_from_file(path: Path) -> Any:
         is_odd = has_odd_form(model)
         if is_odd:
             state_usual_form(model)
-        versions = {each.domain: each.version for each in model.opset_import}
+        versions = {opset.domain: opset.version for opset in model.opset_import}
         own = {(function.domain, function.name) for function in model.functions}
         unknown = dict.fromkeys(
             f"{node.domain}::{node.op_type}" if node.domain else node.op_type
@@ -347,13 +348,13 @@ def onnx_from_file(path: Path) -> Any:
             and (node.domain, node.op_type) not in own
             and not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain)
         )
-        if fp8 := [each for each in unknown if each.startswith("trt::TRT_FP8")]:
+        if fp8 := [op for op in unknown if op.startswith("trt::TRT_FP8")]:
             raise BadInputError(
                 f"{path} has operators that only TensorRT defines: {', '.join(fp8)}",
                 remedy="export it with opset 19 or later and the standard QuantizeLinear and DequantizeLinear in FLOAT8E4M3FN",
             )
         if unknown:
-            named = ", ".join(escape(each)[:80] for each in list(unknown)[:5])
+            named = ", ".join(escape(op)[:80] for op in list(unknown)[:5])
             problem = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}"
             raise BadInputError(f"{problem}; use standard ones")
         _require_runtime_opsets(model, path)
@@ -382,7 +383,7 @@ def check_graph(graph: Any) -> None:
     try:
         onnx.checker.check_model(str(graph) if isinstance(graph, Path) else graph, full_check=True)
     except onnx.checker.ValidationError as error:
-        if not any(each in str(error) for each in _RUN_ALL_THE_SAME):
+        if not any(complaint in str(error) for complaint in _RUN_ALL_THE_SAME):
             raise
         with PlainSession(graph):
             pass
@@ -402,8 +403,8 @@ def _require_valid(graph: Any, path: Path) -> None:
     try:
         check_graph(graph)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        found = [way for part, way in _WAYS_OUT.items() if part in str(error)]
-        way_out = found[0] if found else "onnx.checker.check_model refuses it; export it again"
+        ways = [way for part, way in _WAYS_OUT.items() if part in str(error)]
+        way_out = ways[0] if ways else "onnx.checker.check_model refuses it; export it again"
         problem = f"{path} cannot be read as ONNX: {type(error).__name__}: {first_line(error)}"
         raise BadInputError(f"{problem}\n{way_out}") from error
 
@@ -416,7 +417,9 @@ def _require_bounded(model: Any, path: Path) -> None:
         )
     if not model.graph.output:
         raise BadInputError(f"{path}: its graph has no outputs")
-    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    opset = next(
+        (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0
+    )
     if opset < OLDEST_OPSET:
         problem = f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required"
         raise BadInputError(f"{problem} (convert it with onnx.version_converter)")
@@ -447,7 +450,7 @@ def _require_bounded(model: Any, path: Path) -> None:
         for name in (node.op_type, node.domain, node.name, *node.input, *node.output)
     ]
     for value in (*graph.input, *graph.output):
-        names += [value.name, *(each.dim_param for each in value.type.tensor_type.shape.dim)]
+        names += [value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim)]
     for name in names:
         if not isinstance(name, str):  # protobuf gives bytes that are not UTF-8
             raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
@@ -468,7 +471,7 @@ def _require_runtime_opsets(model: Any, path: Path) -> None:
     ]
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
     graph = onnx.helper.make_graph([node], "probe", value[:1], value[1:])
-    kept = [each for each in model.opset_import if each.domain in _STANDARD_DOMAINS]
+    kept = [opset for opset in model.opset_import if opset.domain in _STANDARD_DOMAINS]
     probe = onnx.helper.make_model(graph, opset_imports=kept, ir_version=_PROBE_IR)
     try:
         with PlainSession(probe):
@@ -493,7 +496,7 @@ def _require_single_outputs(graph: Any, path: Path) -> None:
 
     ONNX and ONNX Runtime allow it, but outputs are told apart by their names, so that one of them would be lost.
     """
-    names = [each.name for each in graph.output]
+    names = [output.name for output in graph.output]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise BadInputError(
             f"{path}: output '{escape(doubled)[:80]}' is listed twice\n"
@@ -503,25 +506,25 @@ def _require_single_outputs(graph: Any, path: Path) -> None:
 
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
     """Raises BadInputError for an output that is a sequence, a map, or a tensor of strings, with the command that cuts it off."""
-    others = {each.name: _describe_other(each.type) for each in graph.output}
+    others = {output.name: _describe_other(output.type) for output in graph.output}
     others = {name: kind for name, kind in others.items() if kind is not None}
     if not others:
         return
-    constant = {each.name for each in graph.initializer}
+    constant = {tensor.name for tensor in graph.initializer}
     made_of = {
         out: node.input[_TENSORS_OF.get(node.op_type, slice(0))]
         for node in graph.node
         for out in node.output
     }
     tensors: dict[str, None] = {}
-    for name in (each.name for each in graph.output):
+    for name in (output.name for output in graph.output):
         tensors |= dict.fromkeys(made_of.get(name, ()) if name in others else (name,))
     name, kind = next(iter(others.items()))
     way_out = "return tensors from the model"
-    given = {each.name for each in graph.input} | constant
+    given = {value.name for value in graph.input} | constant
     if tensors and given.isdisjoint(tensors):
         cut = (str(path), str(path.with_name(f"{path.stem}-tensors.onnx")))
-        inputs = [each.name for each in graph.input if each.name not in constant]
+        inputs = [value.name for value in graph.input if value.name not in constant]
         code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
         way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
     raise BadInputError(f"{path}: output '{escape(name)[:80]}' is {kind}\n{way_out}")
@@ -541,7 +544,7 @@ def _require_drawable(model: Any, path: Path) -> None:
     """Raises BadInputError for random numbers without a range: ONNX Runtime ends the whole process when it draws them."""
     for scope in (model.graph, *model.functions):
         for node in iterate_nodes(scope):
-            values = {each.name: each.f for each in node.attribute}
+            values = {attribute.name: attribute.f for attribute in node.attribute}
             wrong = node.op_type.startswith("RandomNormal") and values.get("scale", 1.0) <= 0
             wrong |= node.op_type.startswith("RandomUniform") and (
                 values.get("low", 0.0) > values.get("high", 1.0)
@@ -570,7 +573,7 @@ def _require_known_outputs(graph: Any, path: Path) -> None:
 def _require_quick_inference(model: Any, path: Path) -> None:
     """Raises BadInputError if ONNX's shape inference of functions or subgraphs takes too long, in a separate process."""
     if not model.functions and not any(
-        each.HasField("g") for node in model.graph.node for each in node.attribute
+        attribute.HasField("g") for node in model.graph.node for attribute in node.attribute
     ):
         return
     code = "import sys, onnx; onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1], load_external_data=False))"
@@ -594,22 +597,22 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
         model = onnx.load(path, load_external_data=False)
         require_bounded_lists(model, path)
         outside = [
-            each
-            for each in iterate_tensors(model.graph)
-            if each.data_location == onnx.TensorProto.EXTERNAL
+            tensor
+            for tensor in iterate_tensors(model.graph)
+            if tensor.data_location == onnx.TensorProto.EXTERNAL
         ]
         names = {
             entry.value
-            for each in outside
-            for entry in each.external_data
+            for tensor in outside
+            for entry in tensor.external_data
             if entry.key == "location"
         }
         require_one_file(
             str(path),
-            sum(math.prod(each.dims) * count_item_bytes(each.data_type) for each in outside),
+            sum(math.prod(tensor.dims) * count_item_bytes(tensor.data_type) for tensor in outside),
         )
         folder = path.resolve().parent
-        found = []
+        files = []
         for name in sorted(names):
             shown = escape(name)[:80]
             if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
@@ -620,8 +623,8 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
             if not file.is_file():
                 raise BadInputError(f"{path}: its external data {shown} is missing")
             require_one_file(f"{path} with its external data {shown}", file.stat().st_size)
-            found.append(file)
-    return tuple(found)
+            files.append(file)
+    return tuple(files)
 
 
 def require_one_file(model: str, weights_bytes: int) -> None:

@@ -25,7 +25,7 @@ def has_odd_form(model: Any) -> bool:
     """Whether `state_usual_form` would change anything."""
     owners = (model, *model.functions)
     return (
-        any(each.domain == _LONG_NAME for owner in owners for each in owner.opset_import)
+        any(opset.domain == _LONG_NAME for owner in owners for opset in owner.opset_import)
         or any(node.domain == _LONG_NAME for graph in _iterate_all(model) for node in graph.node)
         or any(graph.sparse_initializer for graph in iterate_graphs(model.graph))
         or not all(map(_is_sorted, _iterate_all(model)))
@@ -50,12 +50,12 @@ def _iterate_all(model: Any) -> Iterator[Any]:
 
 def _rename_domain(model: Any) -> None:
     for owner in (model, *model.functions):
-        versions = {each.domain: each.version for each in owner.opset_import}
+        versions = {opset.domain: opset.version for opset in owner.opset_import}
         if (
             _LONG_NAME in versions
             and versions.get("", versions[_LONG_NAME]) == versions[_LONG_NAME]
         ):
-            kept = [each for each in owner.opset_import if each.domain != _LONG_NAME]
+            kept = [opset for opset in owner.opset_import if opset.domain != _LONG_NAME]
             kept += [] if "" in versions else [onnx.helper.make_opsetid("", versions[_LONG_NAME])]
             del owner.opset_import[:]
             owner.opset_import.extend(kept)

@@ -46,8 +46,8 @@ def make_loaded_model(
     exported = flatten_module(copy.deepcopy(module).float(), arrange)
     exported.converted_from = own
     inputs = tuple(
-        replace(each, dtype="float32") if each.dtype in CONVERTED_TYPES else each
-        for each in card.inputs
+        replace(spec, dtype="float32") if spec.dtype in CONVERTED_TYPES else spec
+        for spec in card.inputs
     )
     return LoadedModel(
         replace(card, inputs=inputs),
@@ -59,7 +59,7 @@ def make_loaded_model(
 
 def find_own_type(module: Any) -> str | None:
     """The type of CONVERTED_TYPES that the module's parameters have; the coarsest of several, None for float32."""
-    kinds = {str(each.dtype).removeprefix("torch.") for each in module.parameters()}
+    kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
     return next((kind for kind in CONVERTED_TYPES if kind in kinds), None)
 
 
@@ -105,14 +105,14 @@ def _run_in_own_type(flat: Any, own: str) -> Any:
 
         def forward(self, *inputs: Any) -> Any:
             try:
-                outputs = self.model(*(_cast(each, dtype) for each in inputs))
+                outputs = self.model(*(_cast(tensor, dtype) for tensor in inputs))
             except (RuntimeError, NotImplementedError) as error:
                 sets = Argument("precision") + " sets its precision"
                 raise BadInputError(
                     f"the module does not run in {own} on the CPU: {error}",
                     remedy="return the module in float32 (.float()); " + sets,
                 ) from error
-            return tuple(_cast(each, torch.float32) for each in outputs)
+            return tuple(_cast(tensor, torch.float32) for tensor in outputs)
 
     return InOwnType().eval()
 

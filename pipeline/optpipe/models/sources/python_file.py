@@ -195,17 +195,17 @@ class UserCode:
         program = os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or folder)
         origins = (_find_origin(module) for module in self.modules.values())
         return {
-            os.path.relpath(each, folder): hash_file(Path(each))
-            for each in sorted(
+            os.path.relpath(path, folder): hash_file(Path(path))
+            for path in sorted(
                 {str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)}
             )
-            if each == str(self.path.resolve())
+            if path == str(self.path.resolve())
             or (
-                not each.startswith(_SYSTEM)
-                and not _is_installed(each)
-                and Path(each).is_file()
-                and each != given
-                and os.path.realpath(each) != program
+                not path.startswith(_SYSTEM)
+                and not _is_installed(path)
+                and Path(path).is_file()
+                and path != given
+                and os.path.realpath(path) != program
             )
         }
 
@@ -262,8 +262,8 @@ def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
         return
     path, _, flags = arguments
     if isinstance(path, str | bytes) and flags & os.O_ACCMODE == os.O_RDONLY:
-        for found in _READING[-1:]:  # may be empty by now if another thread opens the file
-            found.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
+        for read in _READING[-1:]:  # may be empty by now if another thread opens the file
+            read.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
 
 
 def _find_source(path: str) -> str:
@@ -284,10 +284,8 @@ def _find_origin(module: Any) -> str | None:
 def _hides_installed(name: str) -> bool:
     """Whether a user's module of that name hides an installed package."""
     package = name.partition(".")[0]
-    found = PathFinder.find_spec(
-        package, [folder.rstrip("/") for folder in _list_package_folders()]
-    )
-    return package in sys.stdlib_module_names or (found is not None and found.origin is not None)
+    spec = PathFinder.find_spec(package, [folder.rstrip("/") for folder in _list_package_folders()])
+    return package in sys.stdlib_module_names or (spec is not None and spec.origin is not None)
 
 
 def _is_installed(path: str) -> bool:
@@ -300,9 +298,9 @@ def _list_package_folders() -> tuple[str, ...]:
     folders = [own[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages()]
     folders += [
-        each for each in sys.path if each and any(Path(each).glob("*.dist-info"))
+        folder for folder in sys.path if folder and any(Path(folder).glob("*.dist-info"))
     ]  # pip install --target
-    return tuple(f"{folder}/" for each in folders for folder in {each, os.path.realpath(each)})
+    return tuple(f"{folder}/" for path in folders for folder in {path, os.path.realpath(path)})
 
 
 @dataclass(frozen=True)
@@ -356,7 +354,7 @@ class PythonFileSource:
             "files": self._code.files(weights.path),
             "card": hash_value(replace(card, data={}, source=self.factory).to_dict()),
         }
-        arrange = arrange_inputs(module, [each.name for each in card.inputs])
+        arrange = arrange_inputs(module, [spec.name for spec in card.inputs])
         return replace(make_loaded_model(module, card, record, arrange), code_identity=made)
 
     @cached_property
@@ -373,9 +371,9 @@ class PythonFileSource:
         _require_usable(module, self.name)
         module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
-        given = {id(tensor) for each in self._returned if (tensor := each()) is not None}
+        given = {id(tensor) for reference in self._returned if (tensor := reference()) is not None}
         if any(
-            id(each) in given for each in tensors
+            id(tensor) in given for tensor in tensors
         ):  # the factory reuses a module, so changes need a copy
             module = copy.deepcopy(module)
             tensors = [*module.parameters(), *module.buffers()]
@@ -439,7 +437,7 @@ class PythonFileSource:
             name_from_factory(self.name),
             self.name,
             self._read_task(getattr(definitions, "TASK", Task.OTHER)),
-            tuple(input_from_dict(_replace_double(each)) for each in inputs),
+            tuple(input_from_dict(_replace_double(described)) for described in inputs),
             transform=transform,
             labels=self._read_labels(getattr(definitions, "LABELS", ())),
         )
@@ -451,7 +449,7 @@ class PythonFileSource:
             raise BadInputError("TASK: " + error.message, place=self.path) from error
 
     def _read_labels(self, said: Any) -> tuple[str, ...]:
-        if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):
+        if isinstance(said, list | tuple) and all(isinstance(label, str) for label in said):
             return tuple(said)
         raise BadInputError(
             f"{self.path}: LABELS is not a list of the classes' names, in the order of the outputs"
@@ -486,10 +484,12 @@ def _require_usable(module: Any, name: str) -> None:
                 + " quantizes it"
             )
         wrong = (
-            (each, _find_defect(tensor))
-            for each, tensor in [*module.named_parameters(), *module.named_buffers()]
+            (name, _find_defect(tensor))
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]
         )
-        message = message or next((f"{name}: {each} " + why for each, why in wrong if why), None)
+        message = message or next(
+            (f"{name}: {defect} " + why for defect, why in wrong if why), None
+        )
     if message:
         raise BadInputError(message)
 

@@ -73,17 +73,17 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
 
 def _require_strings(table: Mapping[str, Any], path: Path) -> None:
     """Raises BadInputError for a label, or a name or type of an input or output, that is not a string."""
-    found = [(f"labels[{place}]", label) for place, label in enumerate(table.get("labels", ()))]
+    strings = [(f"labels[{place}]", label) for place, label in enumerate(table.get("labels", ()))]
     for field in ("inputs", "outputs"):
-        for place, each in enumerate(table.get(field, ())):
-            if not isinstance(each, dict):
+        for place, spec in enumerate(table.get(field, ())):
+            if not isinstance(spec, dict):
                 raise BadInputError(
                     f"{path}: {field}[{place}] must be a table; see models/README.md"
                 )
-            found += [
-                (f"{field}[{place}].{key}", each[key]) for key in ("name", "dtype") if key in each
+            strings += [
+                (f"{field}[{place}].{key}", spec[key]) for key in ("name", "dtype") if key in spec
             ]
-    for where, value in found:
+    for where, value in strings:
         if not isinstance(value, str):
             problem = f"{path}: {where} is {json.dumps(value, default=str)[:80]}, not a string"
             raise BadInputError(f"{problem}; write it in quotes")

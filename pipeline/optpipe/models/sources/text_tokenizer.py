@@ -57,7 +57,7 @@ class TokenizerFunction:
                 ) from error
             except (Exception, SystemExit) as error:
                 raise BadInputError(f"{where} raised {describe_user_error(error)}") from error
-        if any(each < 0 for each in (*tokens.ids, *tokens.types)):
+        if any(number < 0 for number in (*tokens.ids, *tokens.types)):
             least = min(*tokens.ids, *tokens.types)
             raise BadInputError(f"{where} returns {least}; token identifiers are not negative")
         if len(tokens.types) != len(tokens.ids):
@@ -70,10 +70,10 @@ def _tokens_from_answer(answer: Any) -> Tokens:
     """Without types, all tokens are of the first text."""
     if not isinstance(answer, Mapping):
         answer = {"input_ids": answer}
-    ids = tuple(each.__index__() for each in answer["input_ids"])
+    ids = tuple(number.__index__() for number in answer["input_ids"])
     types = answer.get(TYPES)
     return Tokens(
-        ids, (0,) * len(ids) if types is None else tuple(each.__index__() for each in types)
+        ids, (0,) * len(ids) if types is None else tuple(number.__index__() for number in types)
     )
 
 

@@ -46,14 +46,14 @@ def find_changes(
     """
     first = [find_split(values) for values in series]
     known = sorted((split.p_value, at) for at, split in enumerate(first) if split is not None)
-    found: list[list[Split]] = [[] for _ in series]
+    changes: list[list[Split]] = [[] for _ in series]
     for rank, (p_value, at) in enumerate(known):
         if p_value > risk / (len(known) - rank):
             break
         split = first[at]
         assert split is not None
-        found[at] = _divide(series[at], split, risk / len(known))
-    return found
+        changes[at] = _divide(series[at], split, risk / len(known))
+    return changes
 
 
 def count_runs_to_show(series: int, risk: float = RISK) -> int:
@@ -66,13 +66,13 @@ def count_runs_to_show(series: int, risk: float = RISK) -> int:
 
 def _divide(values: Sequence[float] | np.ndarray, split: Split, level: float) -> list[Split]:
     """`split` and the changes in the parts on both sides of it."""
-    found = [split]
+    changes = [split]
     for begin, end in ((0, split.at), (split.at, len(values))):
         inner = find_split(values[begin:end])
         if inner is not None and inner.p_value <= level:
             parts = _divide(values[begin:end], inner, level)
-            found += [Split(begin + each.at, each.p_value) for each in parts]
-    return sorted(found, key=lambda each: each.at)
+            changes += [Split(begin + part.at, part.p_value) for part in parts]
+    return sorted(changes, key=lambda change: change.at)
 
 
 def find_split(values: Sequence[float] | np.ndarray) -> Split | None:
@@ -93,7 +93,7 @@ def find_split(values: Sequence[float] | np.ndarray) -> Split | None:
         return newest
     passing = _test(distances, _measure_windows, BLOCK // 8)
     passing = Split(passing.at, min(1.0, passing.p_value / (1 - SHARE_OF_NEWEST)))
-    return min(newest, passing, key=lambda each: each.p_value)
+    return min(newest, passing, key=lambda split: split.p_value)
 
 
 def _test(distances: np.ndarray, measure: Callable[[np.ndarray], np.ndarray], block: int) -> Split:
@@ -158,8 +158,8 @@ def _measure_windows(distances: np.ndarray) -> np.ndarray:
     energy = _compute_energy(
         before, np.where(possible, after, LEAST_RUNS), between, inside_before, inside_after
     )
-    found: np.ndarray = np.where(possible, energy, -np.inf).max(axis=2)
-    return found
+    farthest: np.ndarray = np.where(possible, energy, -np.inf).max(axis=2)
+    return farthest
 
 
 def _compute_energy(
@@ -175,5 +175,5 @@ def _compute_energy(
         - 2 * inside_before / (before * (before - 1))
         - 2 * inside_after / (after * (after - 1))
     )
-    found: np.ndarray = before * after / (before + after) * energy
-    return found
+    distance: np.ndarray = before * after / (before + after) * energy
+    return distance

@@ -78,7 +78,7 @@ def mean_from_values(values: Sequence[float], known: Sequence[float] | None = No
     if len(known) < MIN_VALUES or not all(map(isfinite, values)):
         return None
     middle = sum(known) / len(known)
-    variance = sum((each - middle) ** 2 for each in known) / (len(known) - 1)
+    variance = sum((value - middle) ** 2 for value in known) / (len(known) - 1)
     if min(known) == max(known):  # equal values do not scatter; rounding of their mean is no error
         variance = 0.0
     return Mean(sum(values) / len(values), sqrt(variance / len(values)), len(known) - 1)
@@ -119,30 +119,28 @@ def mean_from_runs(
     otherwise the process is (Kalibera & Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM
     for differences that the test misses. One run shows nothing about other runs. None for fewer than MIN_VALUES processes.
     """
-    groups = [list(each) for each in runs]
-    every = [value for each in groups for value in each]
-    first = first or [len(each) for each in groups]
-    known = [value for each, count in zip(groups, first, strict=True) for value in each[:count]]
+    groups = [list(run) for run in runs]
+    every = [value for run in groups for value in run]
+    first = first or [len(run) for run in groups]
+    known = [value for run, count in zip(groups, first, strict=True) for value in run[:count]]
     pooled = mean_from_values(every, known)
     inside_freedom = len(every) - len(groups)
     if pooled is None or len(groups) < 2 or inside_freedom < 1:
         return pooled
-    means = [sum(each) / len(each) for each in groups]
+    means = [sum(run) / len(run) for run in groups]
     middle = sum(means) / len(means)
     between = sum(
-        len(each) * (mean - pooled.value) ** 2 for each, mean in zip(groups, means, strict=True)
+        len(run) * (mean - pooled.value) ** 2 for run, mean in zip(groups, means, strict=True)
     )
     inside = sum(
-        (value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each
+        (value - mean) ** 2 for run, mean in zip(groups, means, strict=True) for value in run
     )
     between, inside = between / (len(groups) - 1), inside / inside_freedom
     ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
     if (
         float(special.fdtrc(len(groups) - 1, inside_freedom, ratio)) >= POOLING_RISK
     ):  # no difference is seen
-        error = (
-            pooled.error * sqrt(len(every) * sum(1 / len(each) for each in groups)) / len(groups)
-        )
+        error = pooled.error * sqrt(len(every) * sum(1 / len(run) for run in groups)) / len(groups)
         return Mean(middle, error, min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
     variance = sum((mean - middle) ** 2 for mean in means) / (len(groups) - 1)
     return Mean(middle, sqrt(variance / len(groups)), len(groups) - 1)
@@ -163,9 +161,9 @@ def estimate_run_scatter(builds: Iterable[Sequence[Sequence[float]]]) -> Scatter
     """
     squares, freedom = 0.0, 0
     for runs in builds:
-        means = [log(sum(each) / len(each)) for each in runs if min(each) > 0]
+        means = [log(sum(run) / len(run)) for run in runs if min(run) > 0]
         if len(means) > 1:
-            squares += sum((each - sum(means) / len(means)) ** 2 for each in means)
+            squares += sum((mean - sum(means) / len(means)) ** 2 for mean in means)
             freedom += len(means) - 1
     return Scatter(sqrt(squares / freedom), freedom) if freedom else None
 
@@ -181,7 +179,7 @@ def count_runs_needed(
     mean, processes = mean_from_runs(runs), sum(map(len, runs))
     if mean is None:
         raise ValueError(f"{processes} processes: give {MIN_VALUES} or more")
-    each = (
+    run_freedom = (
         SIMILAR_RUNS_FREEDOM
         if len(runs) < 2
         else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
@@ -189,7 +187,7 @@ def count_runs_needed(
     for count in range(len(runs) + 1, MAX_RUNS + 1):
         error = mean.error * sqrt(len(runs) / count)
         level = compute_look_confidence(confidence, count)
-        narrow = compute_t_quantile(0.5 + level / 2, each * (count - 1)) * error <= half
+        narrow = compute_t_quantile(0.5 + level / 2, run_freedom * (count - 1)) * error <= half
         if narrow and count * processes >= fewest * len(runs):
             return count
     return None
@@ -255,9 +253,9 @@ def subtract_across_runs(
         else Mean(mean.value, max(mean.error, scatter.sd), min(mean.freedom, scatter.freedom))
         for mean, count in zip((new, old), runs, strict=True)
     )
-    found = subtract_means(*sides)
+    difference = subtract_means(*sides)
     return Mean(
-        found.value, found.error, min(found.freedom, scatter.freedom)
+        difference.value, difference.error, min(difference.freedom, scatter.freedom)
     )  # both sides may use the same estimate
 
 
@@ -273,7 +271,7 @@ def split_scatter(
     if mean is None or mean.value == 0:
         return None
     z = compute_t_quantile(0.5 + confidence / 2, inf)
-    inside = sum((each / z) ** 2 for each in half_widths) / len(half_widths)
+    inside = sum((half_width / z) ** 2 for half_width in half_widths) / len(half_widths)
     between = max(0.0, mean.error**2 * len(values) - inside)
     return sqrt(between) / abs(mean.value), sqrt(inside) / abs(mean.value)
 
@@ -312,11 +310,14 @@ def compute_part_interval(
     part, whole, count = sum(parts), sum(wholes), len(parts)
     if count < MIN_VALUES or not whole:
         return None
-    if all(one * whole == part * other for one, other in zip(parts, wholes, strict=True)):
+    if all(
+        numerator * whole == part * denominator
+        for numerator, denominator in zip(parts, wholes, strict=True)
+    ):
         unseen, ratio = 1 - ((1 - confidence) / 2) ** (1 / count), part / whole
         return ratio * (1 - unseen), ratio + (1 - ratio) * unseen
-    found = compute_ratio_of_sums_interval(np.array(parts), np.array(wholes), confidence)
-    return None if found is None else (max(0.0, found[0]), min(1.0, found[1]))
+    interval = compute_ratio_of_sums_interval(np.array(parts), np.array(wholes), confidence)
+    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
 
 
 def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
@@ -325,12 +326,12 @@ def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
     Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979): the smallest p-value must be at most
     level / k, the next level / (k − 1), and so on until one is not. It needs no independence.
     """
-    found, left = [False] * len(p_values), len(p_values)
+    rejected, left = [False] * len(p_values), len(p_values)
     for at in sorted(range(len(p_values)), key=lambda index: p_values[index]):
         if not p_values[at] <= level / left:
             break
-        found[at], left = True, left - 1
-    return found
+        rejected[at], left = True, left - 1
+    return rejected
 
 
 # A few processes that agree cannot exclude that the build has two speeds and all of them ran at one: memory layout and core
@@ -405,12 +406,12 @@ class OtherSpeed:
         A change that all processes repeat is added to both ends.
         """
         if self.repeated > 0:
-            found, why = replace(self, repeated=0.0).widen(value, interval, confidence)
+            widened, why = replace(self, repeated=0.0).widen(value, interval, confidence)
             moved = (
                 f"every process ended up to {100 * expm1(self.repeated):.1f}% away from its median"
             )
             away = exp(self.repeated)
-            return (found[0] / away, found[1] * away), "; ".join(filter(None, (why, moved)))
+            return (widened[0] / away, widened[1] * away), "; ".join(filter(None, (why, moved)))
         level = (1 - confidence) / 2
         reach, share = self.compute_reach(level), self.bound_share(level)
         low = min(interval[0], value * exp(-reach))
@@ -456,12 +457,12 @@ class OtherSpeed:
         return bisect_left(range(most), True, key=suffices)
 
 
-def combine_speeds(one: OtherSpeed, other: OtherSpeed) -> OtherSpeed:
+def combine_speeds(first: OtherSpeed, second: OtherSpeed) -> OtherSpeed:
     """Of the ratio of two figures: the fewer processes, the more left out, the larger gap, and what both repeat."""
     return OtherSpeed(
-        min(one.processes, other.processes),
-        max(one.left_out, other.left_out),
-        max(one.gap, other.gap),
-        one.percent,
-        one.repeated + other.repeated,
+        min(first.processes, second.processes),
+        max(first.left_out, second.left_out),
+        max(first.gap, second.gap),
+        first.percent,
+        first.repeated + second.repeated,
     )

@@ -66,18 +66,18 @@ def compute_row_errors(reference: np.ndarray, got: np.ndarray) -> dict[str, np.n
     """Per sample (first axis) the sums for `pool_errors`; stored with a proof, they reproduce its figures."""
     count = len(reference) if reference.ndim else 1
     with np.errstate(invalid="ignore", over="ignore"):  # `finite` reports it
-        expected, found = (
-            each.astype(np.float64).reshape(count, -1 if each.size else 0)
-            for each in (reference, got)
+        expected, output = (
+            side.astype(np.float64).reshape(count, -1 if side.size else 0)
+            for side in (reference, got)
         )
-        difference = np.abs(found - expected)
+        difference = np.abs(output - expected)
         return {
             "values": np.full(count, expected.shape[1]),
-            "finite": (np.isfinite(found) & np.isfinite(expected)).all(axis=1),
+            "finite": (np.isfinite(output) & np.isfinite(expected)).all(axis=1),
             "reference_square": (expected**2).sum(axis=1),
-            "output_square": (found**2).sum(axis=1),
+            "output_square": (output**2).sum(axis=1),
             "difference_square": (difference**2).sum(axis=1),
-            "product": (expected * found).sum(axis=1),
+            "product": (expected * output).sum(axis=1),
             "difference_sum": difference.sum(axis=1),
             "difference_max": difference.max(axis=1, initial=0.0),
         }
@@ -113,30 +113,32 @@ _SUMS = (
 )  # fmt: skip
 
 
-def sum_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
+def sum_errors(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
     """The sums for `pool_sums` in FP32, (blocks that fit a cache, sums).
 
     A value beyond 1e9 is a mask's, and equals FP16's largest value or more with its sign.
     """
-    if expected.shape != found.shape:
+    if expected.shape != actual.shape:
         return np.full((1, len(_SUMS)), np.nan)
     sums = []
-    whole = [np.ascontiguousarray(each, np.float32).reshape(-1) for each in (expected, found)]
+    whole = [np.ascontiguousarray(side, np.float32).reshape(-1) for side in (expected, actual)]
     for at in range(0, whole[0].size, _BLOCK):
-        one, other = (each[at : at + _BLOCK] for each in whole)
+        reference, output = (side[at : at + _BLOCK] for side in whole)
         with np.errstate(invalid="ignore", over="ignore"):
-            if not one @ one < _MASKED**2:
+            if not reference @ reference < _MASKED**2:
                 masked = (
-                    (np.abs(one) > _MASKED)
-                    & (np.abs(other) > _FP16_LARGEST)
-                    & (np.sign(one) == np.sign(other))
+                    (np.abs(reference) > _MASKED)
+                    & (np.abs(output) > _FP16_LARGEST)
+                    & (np.sign(reference) == np.sign(output))
                 )
-                one, other = (np.where(masked, np.float32(0), each) for each in (one, other))
-            apart = other - one
-            pairs = ((one, one), (other, other), (apart, apart), (one, other))
+                reference, output = (
+                    np.where(masked, np.float32(0), side) for side in (reference, output)
+                )
+            apart = output - reference
+            pairs = ((reference, reference), (output, output), (apart, apart), (reference, output))
             products = [float(left @ right) for left, right in pairs]
             np.abs(apart, out=apart)
-            sums.append([one.size, *products, float(apart.sum()), float(apart.max())])
+            sums.append([reference.size, *products, float(apart.sum()), float(apart.max())])
     return np.array(sums).reshape(-1, len(_SUMS))
 
 
@@ -377,7 +379,7 @@ def groups_from_names(names: Sequence[str | None]) -> Groups | None:
         return None
     known = list(dict.fromkeys(names))
     places = {name: place for place, name in enumerate(known)}
-    return None if len(known) == len(names) else Groups(np.array([places[each] for each in names]))
+    return None if len(known) == len(names) else Groups(np.array([places[name] for name in names]))
 
 
 def figure_from_samples(

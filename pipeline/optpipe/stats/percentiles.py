@@ -69,7 +69,7 @@ def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> tuple[fl
     """
     values, sizes, count = (
         np.concatenate(processes),
-        [len(each) for each in processes],
+        [len(process) for process in processes],
         len(processes),
     )
     order = np.argsort(values, kind="stable")
@@ -83,8 +83,10 @@ def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> tuple[fl
     whole = find(weights)
     if count < 2:
         return (whole,)
-    without = [find(np.where(owner == each, 0.0, weights)) for each in range(count)]
-    return tuple(whole + (count - 1) * (sum(without) / count - each) for each in without)
+    without = [find(np.where(owner == left_out, 0.0, weights)) for left_out in range(count)]
+    return tuple(
+        whole + (count - 1) * (sum(without) / count - percentile) for percentile in without
+    )
 
 
 STALL_REQUESTS = 30
@@ -181,12 +183,12 @@ def interval_ranks(
 
 def _binomial_quantile(level: float, trials: int, probability: float) -> int:
     """The smallest count with P(X ≤ count) ≥ `level`."""
-    found = max(0, floor(float(special.bdtrik(level, trials, probability))))
-    while float(special.bdtr(found, trials, probability)) < level:
-        found += 1
-    while found > 0 and float(special.bdtr(found - 1, trials, probability)) >= level:
-        found -= 1
-    return found
+    count = max(0, floor(float(special.bdtrik(level, trials, probability))))
+    while float(special.bdtr(count, trials, probability)) < level:
+        count += 1
+    while count > 0 and float(special.bdtr(count - 1, trials, probability)) >= level:
+        count -= 1
+    return count
 
 
 def plan_sample_count(
@@ -199,9 +201,11 @@ def plan_sample_count(
     """
     ordered, count, stretches = np.sort(durations), len(durations), _stretches(durations)
     wanted = count
-    for each in (percent, *(one for one in PERCENTS if one < percent)):
-        effective = _effective(durations, find_order_statistic(ordered, each), each, stretches)
-        ranks = count_samples_for_ranks(each, confidence)
+    for percentile in (percent, *(lower for lower in PERCENTS if lower < percent)):
+        effective = _effective(
+            durations, find_order_statistic(ordered, percentile), percentile, stretches
+        )
+        ranks = count_samples_for_ranks(percentile, confidence)
         for has, needs in ((effective, ranks), (stretches, _fewest_stretches(count))):
             if has < needs:
                 wanted = max(wanted, ceil(MARGIN * count * needs / has))
@@ -219,7 +223,7 @@ def summary_from_ns(
     if len(values) > 1 and float(np.mean(values)):
         interval = compute_variation_interval(values, confidence)
         cv = Estimate(float(values.std(ddof=1) / values.mean()), *(interval or ()))
-    found: dict[str, Estimate] = {}
+    shown: dict[str, Estimate] = {}
     withheld: dict[str, str] = {}
     for percent in sorted(percents):
         answer = _percentile(values, ordered, percent, confidence, stretches)
@@ -228,10 +232,10 @@ def summary_from_ns(
         if isinstance(answer, str):
             withheld[format_percentile_name(percent)] = answer
         else:
-            found[format_percentile_name(percent)] = answer
+            shown[format_percentile_name(percent)] = answer
     return LatencySummary(
         samples=len(values),
-        percentiles=found,
+        percentiles=shown,
         minimum=float(ordered[0]),
         maximum=float(ordered[-1]),
         mean=float(values.mean()),

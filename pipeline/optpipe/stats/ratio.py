@@ -80,11 +80,11 @@ def alternate(
 ) -> dict[str, list[T]]:
     """Calls every subject once in each round; returns their results in the order of the rounds."""
     order = Order(seed)
-    found: dict[str, list[T]] = {name: [] for name in subjects}
+    results: dict[str, list[T]] = {name: [] for name in subjects}
     for _ in range(rounds):
         for name in order.draw(subjects):
-            found[name].append(subjects[name]())
-    return found
+            results[name].append(subjects[name]())
+    return results
 
 
 def ratio_from_rounds(

@@ -30,8 +30,8 @@ def remember(
     @wraps(compute)
     def ask(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         content = hashlib.blake2b(digest_size=16)
-        for each in (arguments, *sorted(named.items())):
-            _add_content(each, content)
+        for part in (arguments, *sorted(named.items())):
+            _add_content(part, content)
         key = content.digest()
         if key not in kept:
             if len(kept) >= _MOST_KEPT:
@@ -49,7 +49,7 @@ def _add_content(value: object, content: "hashlib.blake2b") -> None:
         content.update(np.ascontiguousarray(value).data)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         content.update(f"[{len(value)}]".encode())
-        for each in value:
-            _add_content(each, content)
+        for item in value:
+            _add_content(item, content)
     else:
         content.update(f"{type(value).__name__}:{value!r};".encode())

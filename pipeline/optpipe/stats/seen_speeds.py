@@ -106,10 +106,10 @@ class SpeedMean:
         return self.speeds.describe(confidence) if widens else ""
 
     def compute_p_value_above(self, limit: float) -> float:
-        return max(each.compute_p_value_above(limit) for each in (self.mean, self.speeds))
+        return max(estimate.compute_p_value_above(limit) for estimate in (self.mean, self.speeds))
 
     def compute_p_value_below(self, limit: float) -> float:
-        return max(each.compute_p_value_below(limit) for each in (self.mean, self.speeds))
+        return max(estimate.compute_p_value_below(limit) for estimate in (self.mean, self.speeds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ class SpeedRatio:
         return high
 
 
-def _join(one: Interval, other: Interval) -> Interval:
-    return min(one[0], other[0]), max(one[1], other[1])
+def _join(first: Interval, second: Interval) -> Interval:
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def _find_distances(mean: float, speeds: SeenSpeeds | None, confidence: float) -> Interval:

@@ -49,13 +49,13 @@ EMPTY = Selection()
 
 
 def align_rows(
-    expected: Arrays, found: Arrays, selection: Selection, tolerated: float
+    expected: Arrays, actual: Arrays, selection: Selection, tolerated: float
 ) -> dict[str, NDArray[np.generic]]:
-    """`found` with the selected rows of each sample in the order in which they are nearest to those of `expected`.
+    """`actual` with the selected rows of each sample in the order in which they are nearest to those of `expected`.
 
     Outputs are (samples, …). Those with one number of rows that share a node which selects are ordered together: a box moves
-    with its score and its class. Outputs that agree within `tolerated`, ‖found − expected‖ / ‖expected‖ of the whole, stay as
-    they are, and so do those of other shapes, and samples whose scores are out of order in `found` alone. Without a
+    with its score and its class. Outputs that agree within `tolerated`, ‖actual − expected‖ / ‖expected‖ of the whole, stay as
+    they are, and so do those of other shapes, and samples whose scores are out of order in `actual` alone. Without a
     selection, nothing is reordered.
 
         >>> one = {"v": np.array([[3.0, 2.0]]), "i": np.array([[7, 4]])}
@@ -65,7 +65,7 @@ def align_rows(
         >>> align_rows(one, other, Selection({"i": (0,), "v": (0,)}, (2,), ranked=("v",)), 1e-5)["i"]
         array([[4, 7]])
     """
-    aligned = {name: np.asarray(value) for name, value in found.items()}
+    aligned = {name: np.asarray(value) for name, value in actual.items()}
     moved: dict[str, NDArray[np.generic]] = {}
     for sample, axes in iterate_samples(expected, aligned, selection, tolerated):
         order = _match_rows(
@@ -81,19 +81,19 @@ def align_rows(
 
 
 def iterate_samples(
-    expected: Arrays, found: Arrays, selection: Selection, tolerated: float
+    expected: Arrays, actual: Arrays, selection: Selection, tolerated: float
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """Each sample with outputs whose rows are one set, and the axis of the rows in each of them.
 
-    Without outputs that agree within `tolerated` over all samples, and samples whose scores are out of order in `found`.
+    Without outputs that agree within `tolerated` over all samples, and samples whose scores are out of order in `actual`.
     """
-    for axes in _group_outputs(expected, found, selection):
-        if all(_agree(expected[name], found[name], tolerated) for name in axes):
+    for axes in _group_outputs(expected, actual, selection):
+        if all(_agree(expected[name], actual[name], tolerated) for name in axes):
             continue
         ranked = [name for name in selection.ranked if name in axes]
-        for sample in range(min(min(len(expected[name]), len(found[name])) for name in axes)):
+        for sample in range(min(min(len(expected[name]), len(actual[name])) for name in axes)):
             if not any(
-                _loses_order(expected[name][sample], found[name][sample]) for name in ranked
+                _loses_order(expected[name][sample], actual[name][sample]) for name in ranked
             ):
                 yield sample, axes
 
@@ -104,19 +104,19 @@ def _put_rows_first(values: NDArray[np.generic], axis: int) -> NDArray[np.generi
 
 
 def _group_outputs(
-    expected: Arrays, found: Arrays, selection: Selection
+    expected: Arrays, actual: Arrays, selection: Selection
 ) -> Iterator[dict[str, int]]:
     """The outputs whose rows move together, each with the axis of its rows."""
     groups: list[tuple[int, set[int], dict[str, int]]] = []
-    for name in sorted(selection.outputs.keys() & expected.keys() & found.keys()):
-        values, others = np.asarray(expected[name]), found[name]
+    for name in sorted(selection.outputs.keys() & expected.keys() & actual.keys()):
+        values, others = np.asarray(expected[name]), actual[name]
         axis = selection.find_axis(values)
         same = values.ndim == others.ndim and values.shape[1:] == others.shape[1:]
         nodes = set(selection.outputs[name])
         if not nodes or axis is None or not same or values.shape[axis] > MOST_ROWS:
             continue
         count, axes = values.shape[axis], {name: axis}
-        for group in [each for each in groups if each[0] == count and each[1] & nodes]:
+        for group in [known for known in groups if known[0] == count and known[1] & nodes]:
             groups.remove(group)
             nodes |= group[1]
             axes |= group[2]
@@ -124,16 +124,16 @@ def _group_outputs(
     yield from (axes for _, _, axes in groups)
 
 
-def _loses_order(expected: NDArray[np.generic], found: NDArray[np.generic]) -> bool:
-    """Whether scores of one sample, one value a row, fall from row to row in `expected`, and not in `found`; or rise."""
+def _loses_order(expected: NDArray[np.generic], actual: NDArray[np.generic]) -> bool:
+    """Whether scores of one sample, one value a row, fall from row to row in `expected`, and not in `actual`; or rise."""
     if expected.size != max(expected.shape) or expected.dtype.kind != "f":
         return False
-    one, two = (each.astype(np.float64).ravel() for each in (expected, found))
-    if not np.isfinite(one).all():
+    first, second = (side.astype(np.float64).ravel() for side in (expected, actual))
+    if not np.isfinite(first).all():
         return False
     for sign in (1.0, -1.0):
-        if _falls(sign * one):
-            return not _falls(sign * two)
+        if _falls(sign * first):
+            return not _falls(sign * second)
     return False
 
 
@@ -145,16 +145,16 @@ def _falls(scores: NDArray[np.float64]) -> bool:
         return bool((np.diff(scores) <= allowed).all())
 
 
-def _agree(one: NDArray[np.generic], other: NDArray[np.generic], tolerated: float) -> bool:
-    count = min(len(one), len(other))
-    if one.dtype.kind not in "fc":
-        return bool((one[:count] == other[:count]).all())
-    first, second = (each[:count].astype(np.float64) for each in (one, other))
+def _agree(expected: NDArray[np.generic], actual: NDArray[np.generic], tolerated: float) -> bool:
+    count = min(len(expected), len(actual))
+    if expected.dtype.kind not in "fc":
+        return bool((expected[:count] == actual[:count]).all())
+    first, second = (side[:count].astype(np.float64) for side in (expected, actual))
     return bool(np.linalg.norm(second - first) <= tolerated * np.linalg.norm(first))
 
 
-def _match_rows(expected: Arrays, found: Arrays) -> NDArray[np.intp]:
-    """For each row of `expected` the row of `found` that belongs to it: the smallest sum of distances over all outputs.
+def _match_rows(expected: Arrays, actual: Arrays) -> NDArray[np.intp]:
+    """For each row of `expected` the row of `actual` that belongs to it: the smallest sum of distances over all outputs.
 
     Values are measured in units of an output's root mean square; integers are equal or not.
     """
@@ -163,13 +163,17 @@ def _match_rows(expected: Arrays, found: Arrays) -> NDArray[np.intp]:
     count = len(next(iter(expected.values())))
     cost = np.zeros((count, count))
     for name, values in expected.items():
-        one, other = (each.reshape(count, -1) for each in (values, found[name]))
-        if one.dtype.kind in "fc":
-            left, right = (np.nan_to_num(each.astype(np.float64)) for each in (one, other))
+        expected_rows, actual_rows = (
+            output.reshape(count, -1) for output in (values, actual[name])
+        )
+        if expected_rows.dtype.kind in "fc":
+            left, right = (
+                np.nan_to_num(rows.astype(np.float64)) for rows in (expected_rows, actual_rows)
+            )
             scale = max(float(np.square(left).sum(axis=1).mean()), np.finfo(np.float32).tiny)
             squares = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
             cost += np.minimum(np.maximum(squares, 0) / scale, 1e6)
         else:
-            cost += np.mean(one[:, None, :] != other[None, :, :], axis=2)
+            cost += np.mean(expected_rows[:, None, :] != actual_rows[None, :, :], axis=2)
     order: NDArray[np.intp] = linear_sum_assignment(cost)[1]
     return order

@@ -100,7 +100,7 @@ def find_trend(values: np.ndarray) -> tuple[float, float] | None:
     folded = (medians[: blocks // 2][::-1] + medians[blocks // 2 :]) / 2
     level = float(np.median(medians))
     change, p_value = min(
-        _monotone(medians, level), _monotone(folded, level), key=lambda each: each[1]
+        _monotone(medians, level), _monotone(folded, level), key=lambda trend: trend[1]
     )
     return change, min(1.0, 2 * p_value)
 
@@ -294,7 +294,7 @@ def _pairs_of_peaks(density: np.ndarray) -> Iterator[tuple[int, int, int]]:
     peaks = np.flatnonzero((density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])) + 1
     highest = int(np.argmax(density))
     for other in sorted(
-        (int(each) for each in peaks if each != highest), key=lambda at: -density[at]
+        (int(peak) for peak in peaks if peak != highest), key=lambda at: -density[at]
     ):
         low, high = min(highest, other), max(highest, other)
         valley = low + int(np.argmin(density[low : high + 1]))

@@ -14,9 +14,9 @@ def describe_commit() -> str:
     It names neither the repository nor its place, and does not tell whether files differ from the commit.
     """
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             COMMAND, capture_output=True, text=True, check=False, timeout=SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
+    return completed.stdout.strip() if completed.returncode == 0 else ""

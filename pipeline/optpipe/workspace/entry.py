@@ -95,7 +95,7 @@ class Manifest:
 
     @property
     def seconds(self) -> float:
-        times = (datetime.fromisoformat(each) for each in (self.finished_utc, self.started_utc))
+        times = (datetime.fromisoformat(time) for time in (self.finished_utc, self.started_utc))
         return (next(times) - next(times)).total_seconds()
 
 
@@ -178,12 +178,12 @@ class Entry(Generic[Info]):
 
         A file of another size is not read: it may be a hole of terabytes.
         """
-        stated = {name: each for name, each in self.manifest.files.items() if only in (None, name)}
-        for name, each in stated.items():
+        stated = {name: file for name, file in self.manifest.files.items() if only in (None, name)}
+        for name, file in stated.items():
             with suppress(OSError, BadInputError):
-                if self.files.has(name) and self.file(name).stat().st_size != each.size_bytes:
+                if self.files.has(name) and self.file(name).stat().st_size != file.size_bytes:
                     return f"{name}: changed"
-        hashes = {name: each.sha256 for name, each in stated.items()}
+        hashes = {name: file.sha256 for name, file in stated.items()}
         return next(iter(find_changed_files(self.files, hashes)), None)
 
     def find_problems(self) -> list[str]:

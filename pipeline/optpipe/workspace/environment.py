@@ -28,7 +28,7 @@ def list_packages() -> dict[str, str]:
     try:
         requirements = list(metadata.requires("optpipe") or ())
     except metadata.PackageNotFoundError:  # run from a source tree: every package may matter
-        requirements = [each.name for each in metadata.distributions() if each.name]
+        requirements = [package.name for package in metadata.distributions() if package.name]
     for plugin in list_distributions():
         requirements += [plugin.name, *(plugin.requires or ())]
     names = sorted({re.split(r"[^\w.-]", text)[0] for text in requirements} - {"optpipe"})
@@ -74,8 +74,8 @@ def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ..
     """
     if text is None or "MIG-" in text:
         return tuple(range(len(uuids)))
-    found: list[int] = []
-    for word in (each.strip() for each in text.split(",")):
+    indices: list[int] = []
+    for word in (word.strip() for word in text.split(",")):
         meant = (
             [int(word)]
             if word.isdecimal()
@@ -83,8 +83,8 @@ def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ..
         )
         if len(meant) != 1 or meant[0] >= len(uuids):
             break
-        found += meant
-    return tuple(found)
+        indices += meant
+    return tuple(indices)
 
 
 def get_gpu_name() -> str | None:

@@ -65,13 +65,13 @@ class FileHash:
 
 def list_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, Path]:
     """Regular files below `folder`, by POSIX path relative to it, sorted, without those named in `leave_out`."""
-    found = {
+    paths = {
         path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
     }
     return {
-        name: found[name]
-        for name in sorted(found)
-        if name not in leave_out and not found[name].is_symlink()
+        name: paths[name]
+        for name in sorted(paths)
+        if name not in leave_out and not paths[name].is_symlink()
     }
 
 
@@ -84,16 +84,16 @@ def hash_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, FileH
 
 def find_changed_files(files: Files, hashes: Mapping[str, str]) -> list[str]:
     """`NAME: missing` or `NAME: changed` for every file whose SHA-256 differs from `hashes`; also reports names outside the folder."""
-    found = []
+    problems = []
     for name, sha256 in hashes.items():
         try:
             if not files.has(name):
-                found.append(f"{name}: missing")
+                problems.append(f"{name}: missing")
             elif files.hash(name) != sha256:
-                found.append(f"{name}: changed")
+                problems.append(f"{name}: changed")
         except BadInputError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
 
 
 def find_problems(

@@ -43,7 +43,7 @@ def _require_room(path: Path, argument: Argument) -> None:
     try:
         with suppress(PermissionError):
             path.exists()  # raises for a name that is too long
-        nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+        nearest = next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor))
         with TemporaryFile(dir=nearest) as file:
             file.write(b"0")
     except NotADirectoryError:

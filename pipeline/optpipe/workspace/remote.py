@@ -62,7 +62,7 @@ class RemoteWorkspace:
             listed = self.system.ls(place, detail=True)
         except FileNotFoundError:
             return []
-        return [str(each["name"]) for each in listed if each["type"] == "directory"]
+        return [str(info["name"]) for info in listed if info["type"] == "directory"]
 
     def fetch_manifest(self, name: str, target: Path) -> None:
         """Copies an entry's manifest to `target`, a folder. Raises StageError."""
@@ -91,7 +91,7 @@ class RemoteWorkspace:
     def put_entry(self, name: str, source: Path) -> None:
         """Copies a finished entry, its manifest last. Raises StageError; what was copied before is no entry without it."""
         files = list_files(source)
-        for file in sorted(files, key=lambda each: each == MANIFEST):
+        for file in sorted(files, key=lambda name: name == MANIFEST):
             with explain_transfer(f"{self.url}/{name}: cannot be written"):
                 self.system.put_file(str(files[file]), f"{self.root}/{name}/{file}")
 
@@ -100,9 +100,9 @@ class RemoteWorkspace:
         place, content = f"{self.root}/probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
         with explain_access(self.url):
             self.system.pipe_file(place, content)
-            found = self.system.cat_file(place)
+            stored = self.system.cat_file(place)
             self.system.rm_file(place)
-        if found != content:
+        if stored != content:
             raise BadInputError(f"{self.url}: other bytes were read than written\n{WAY}")
 
 

@@ -95,22 +95,23 @@ def finish_run(
 
 def list_runs(workspace: Path, kind: RunKind | None = None) -> tuple[Run, ...]:
     """Finished runs, oldest first; of one `kind` if given."""
-    found = []
+    runs = []
     for path in list_run_folders(workspace, kind):
         try:
-            found += [load_run(path)] if (path / MANIFEST).is_file() else []
+            runs += [load_run(path)] if (path / MANIFEST).is_file() else []
         except BadInputError as error:
             raise BadInputError(
                 error.message, remedy="delete the run with `" + Call("store rm", path.name) + "`"
             ) from error
-    return tuple(sorted(found, key=lambda run: run.manifest.started_utc))
+    return tuple(sorted(runs, key=lambda run: run.manifest.started_utc))
 
 
 def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]:
     """Folders of all runs, finished or not, in the order in which they began."""
     kinds = get_args(RunKind) if kind is None else (kind,)
-    found = (path for each in kinds for path in (workspace / RUNS).glob(f"{each}-*/"))
-    return sorted(found, key=lambda path: path.name.split("-")[-2:])  # the time, to the microsecond
+    folders = (path for kind in kinds for path in (workspace / RUNS).glob(f"{kind}-*/"))
+    # names end with the time, to the microsecond
+    return sorted(folders, key=lambda path: path.name.split("-")[-2:])
 
 
 def newest_runs(runs: Sequence[Run], kind: RunKind) -> list[Run]:

@@ -140,7 +140,7 @@ class Approval:
 
 def approve_folder(folder: Path, key: Path, by: str, role: str, because: str | None) -> None:
     """Writes the approval of a sealed folder, signed with the SSH private key `key`. Raises as `sign_folder` does."""
-    if not all(each.strip() and each.isprintable() for each in (by, role)):
+    if not all(text.strip() and text.isprintable() for text in (by, role)):
         raise BadInputError(
             "a name and a role must be printable text", argument=Argument("by", f"{by!r} {role!r}")
         )
@@ -160,13 +160,13 @@ def check_approval(files: Files, allowed_signers: Path | None = None) -> tuple[s
     """The problem with a folder's approval, or None, and who approved it in words; empty without an approval."""
     if not files.has(APPROVAL):
         return None, ""
-    found = record_from_files(files, APPROVAL, Approval)
-    if found.dossier != files.hash(SUMS):
+    approval = record_from_files(files, APPROVAL, Approval)
+    if approval.dossier != files.hash(SUMS):
         return f"{APPROVAL}: is of another dossier", ""
     if not files.has(f"{APPROVAL}.sig"):
         return f"{APPROVAL}: not signed", ""
     problem, signer = check_signature(files, allowed_signers, APPROVAL, APPROVALS)
-    who = f"{escape(found.by)} ({escape(found.role)}) on {escape(found.approved_utc[:10])}"
+    who = f"{escape(approval.by)} ({escape(approval.role)}) on {escape(approval.approved_utc[:10])}"
     return problem, f"approved by {who}, {signer}"
 
 
@@ -318,7 +318,7 @@ def count_baselines(folder: Path, since_utc: str | None) -> int:
     note = read_record(path, Approved)
     since = datetime.fromisoformat(since_utc)
     times = [*note.earlier_utc, note.approved_utc]
-    later = sum(datetime.fromisoformat(each) > since for each in times)
+    later = sum(datetime.fromisoformat(time) > since for time in times)
     return later + (later < len(times))
 
 
@@ -333,8 +333,10 @@ def find_approved_baseline(
     known = _list_approved(workspace, model)
     if not known:
         return None
-    same_network = [each for each in known if network is not None and each[1].network == network]
-    same_content = [each for each in known if content and each[1].content == content]
+    same_network = [
+        baseline for baseline in known if network is not None and baseline[1].network == network
+    ]
+    same_content = [baseline for baseline in known if content and baseline[1].content == content]
     folder, _ = (same_content or same_network or known)[-1]
     files = Files(folder, kept={})
     problems = find_seal_problems(files) if files.has(SUMS) else [f"{SUMS}: missing"]
@@ -348,17 +350,17 @@ def find_approved_baseline(
 
 def _list_approved(workspace: Path, model: str) -> list[tuple[Path, Approved]]:
     """The folders of the baselines of `model`, and their notes; the one that was approved last is at the end."""
-    found = []
+    approved = []
     for folder in sorted((workspace / BASELINES).glob("*/")):
         path = folder.with_name(f"{folder.name}.json")
         note = read_record(path, Approved) if path.is_file() else Approved("", folder.name)
         if note.model == model:
-            found.append((folder, note))
+            approved.append((folder, note))
         elif note.model is None and folder.name == make_file_name(model):
             files = Files(folder)
             asked = json.loads(files.read(REQUEST)) if files.has(REQUEST) else {}
-            found.append((folder, replace(note, network=asked.get("network"))))
-    return sorted(found, key=lambda each: each[1].approved_utc)
+            approved.append((folder, replace(note, network=asked.get("network"))))
+    return sorted(approved, key=lambda baseline: baseline[1].approved_utc)
 
 
 def store_baseline(

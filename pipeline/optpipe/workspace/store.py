@@ -89,7 +89,7 @@ class Store:
     def require_folder(self) -> None:
         """Raises BadInputError if the workspace is, or lies below, a file or a link to nothing; it need not exist."""
         places = (self.workspace, *self.workspace.parents)
-        nearest = next((each for each in places if os.path.lexists(each)), None)
+        nearest = next((place for place in places if os.path.lexists(place)), None)
         if nearest is None or os.path.isdir(nearest):  # noqa: PTH112 - Path.is_dir raises where a folder cannot be searched
             return
         what = (
@@ -105,7 +105,7 @@ class Store:
         """Raises BadInputError if the workspace cannot be written, or made; what is refused afterwards leaves no folder."""
         whole = self.workspace.absolute()
         with explain_os_errors(self.workspace):
-            nearest = next(each for each in (whole, *whole.parents) if each.exists())
+            nearest = next(folder for folder in (whole, *whole.parents) if folder.exists())
             try:
                 with NamedTemporaryFile(dir=nearest, prefix=".writable-"):
                     pass
@@ -124,21 +124,21 @@ class Store:
     def _is_intact(self, entry: Entry[Any]) -> bool:
         """Whether every byte is as stored. Files with the size and times of the last check are not read again, as in git's index."""
         note, now = self.workspace / NOTES / f"intact-{entry.id}.json", time_ns()
-        found: list[tuple[str, int, int, int, int]] = []
+        stamps: list[tuple[str, int, int, int, int]] = []
         with suppress(OSError):
             states = [(name, entry.file(name).stat()) for name in entry.manifest.files]
-            found = [
-                (name, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
-                for name, one in states
+            stamps = [
+                (name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+                for name, stat in states
             ]
         with suppress(BadInputError):
-            if found and read_record(note, list[tuple[str, int, int, int, int]]) == found:
+            if stamps and read_record(note, list[tuple[str, int, int, int, int]]) == stamps:
                 return True
         if entry.find_damage() is not None:
             return False
-        if all(max(each[2:4]) < now - SETTLED_NS for each in found):
+        if all(max(stamp[2:4]) < now - SETTLED_NS for stamp in stamps):
             with suppress(OSError, OptpipeError):  # a read-only store can still be read
-                write_bytes(note, json_from_record(found))
+                write_bytes(note, json_from_record(stamps))
         return True
 
     def produce(
@@ -256,8 +256,8 @@ class Store:
 
         Those of another version of optpipe are left out: `produce` makes them again. Raises BadInputError if a manifest is damaged.
         """
-        found, unreadable = self.scan_entries(kind)
-        damaged = [each for each in unreadable if not _is_of_other_version(each, kind)]
+        entries, unreadable = self.scan_entries(kind)
+        damaged = [path for path in unreadable if not _is_of_other_version(path, kind)]
         if damaged:
             raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
@@ -267,41 +267,41 @@ class Store:
                 + Call("store gc")
                 + "`"
             )
-        return found
+        return entries
 
     def list_other_versions(self, kind: type[EntryInfo]) -> list[str]:
         """The names of the entries of `kind` that another version of optpipe made, which this one cannot read."""
         _, unreadable = self.scan_entries(kind)
-        return [each.name for each in unreadable if _is_of_other_version(each, kind)]
+        return [path.name for path in unreadable if _is_of_other_version(path, kind)]
 
     def scan_entries(self, kind: type[Info] | None = None) -> tuple[list[Entry[Info]], list[Path]]:
         """Entries with a readable manifest, ordered as by `list_entries`, and the folders without one."""
-        found, damaged = [], []
+        entries, damaged = [], []
         for path in sorted(self.root.glob("*/" if kind is None else f"{kind.KIND}-*/")):
             try:
-                found.append(entry_from_folder(path, kind))
+                entries.append(entry_from_folder(path, kind))
             except UnreadableManifestError:
                 if path.is_dir():  # otherwise another process has removed it meanwhile
                     damaged.append(path)
-        return sorted(found, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
+        return sorted(entries, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
 
     def find(self, prefix: str, kind: type[Info] | None = None) -> Entry[Info]:
         """The only entry whose id or `kind-id` starts with `prefix`. Raises BadInputError if there is none or several."""
         entries = self.list_entries(kind)
-        found = [entry for entry in entries if entry.matches_id(prefix)]
-        if not found:
+        matches = [entry for entry in entries if entry.matches_id(prefix)]
+        if not matches:
             of_model = [
-                each.path.name for each in entries if each.manifest.info.get("model") == prefix
+                entry.path.name for entry in entries if entry.manifest.info.get("model") == prefix
             ]
             known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
             problem = known if of_model else f"no entry matches '{prefix}' in {self.workspace}"
             raise BadInputError(f"{problem}; `" + Call("store ls") + "` lists entries")
-        if len(found) > 1:
-            names = ", ".join(entry.path.name for entry in found[:5])
+        if len(matches) > 1:
+            names = ", ".join(entry.path.name for entry in matches[:5])
             raise BadInputError(
-                f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix"
+                f"'{prefix}' matches {len(matches)} entries ({names}); use a longer prefix"
             )
-        return found[0]
+        return matches[0]
 
     def _path_of_approval(self, name: str) -> Path:
         return self.own_folder(APPROVED) / name

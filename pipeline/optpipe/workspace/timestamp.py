@@ -44,7 +44,7 @@ def require_authority(url: str) -> None:
         known = known and (parts.port is None or parts.port > 0) and url.isascii()
     except ValueError:
         known = False
-    if not known or any(each.isspace() or not each.isprintable() for each in url):
+    if not known or any(char.isspace() or not char.isprintable() for char in url):
         raise BadInputError(
             "expected the URL of an RFC 3161 authority, such as http://timestamp.example.com",
             argument=Argument("timestamp", repr(escape(url))),
@@ -65,25 +65,25 @@ def stamp_folder(folder: Path, url: str) -> datetime:
     host = urlsplit(url).hostname
     answer = _ask(url, request.as_bytes(), str(host))
     try:
-        found = client.decode_timestamp_response(answer)
-        refused = f"refused: status {found.status} {' '.join(found.status_string)}".rstrip()
-        problem = refused if found.status != GRANTED else _find_mismatch(found, request)
+        response = client.decode_timestamp_response(answer)
+        refused = f"refused: status {response.status} {' '.join(response.status_string)}".rstrip()
+        problem = refused if response.status != GRANTED else _find_mismatch(response, request)
     except ValueError as error:
         problem = f"gave no RFC 3161 answer ({first_line(error)})"
     if problem:
         raise StageError(f"the authority {host} {escape(problem)}")
     write_bytes(folder / TIMESTAMP, answer)
-    return _read_time(found)
+    return _read_time(response)
 
 
-def _read_time(found: Any) -> datetime:
+def _read_time(response: Any) -> datetime:
     """The token's time in UTC."""
-    time: datetime = found.tst_info.gen_time
+    time: datetime = response.tst_info.gen_time
     return time.astimezone(UTC)
 
 
-def _find_mismatch(found: Any, request: Any) -> str | None:
-    token, asked = found.tst_info, request.message_imprint
+def _find_mismatch(response: Any, request: Any) -> str | None:
+    token, asked = response.tst_info, request.message_imprint
     imprint = token.message_imprint
     if (imprint.hash_algorithm, bytes(imprint.message)) != (
         asked.hash_algorithm,
@@ -151,38 +151,40 @@ def check_timestamp(files: Files, roots: Path | None = None) -> Timestamp:
             raise
         return Timestamp(words=f"timestamp not read (needs `{format_extra('attest')}`)")
     try:
-        found = client.decode_timestamp_response(files.read(TIMESTAMP))
-        if found.as_bytes() != files.read(TIMESTAMP):
+        response = client.decode_timestamp_response(files.read(TIMESTAMP))
+        if response.as_bytes() != files.read(TIMESTAMP):
             return Timestamp(f"{TIMESTAMP}: more than one RFC 3161 answer in DER")
-        token = found.tst_info
-        imprint, time = token.message_imprint, _read_time(found)
+        token = response.tst_info
+        imprint, time = token.message_imprint, _read_time(response)
         digest = bytes.fromhex(files.hash(SUMS))
-        if found.status != GRANTED:
-            return Timestamp(f"{TIMESTAMP}: status {found.status}, which is not granted")
+        if response.status != GRANTED:
+            return Timestamp(f"{TIMESTAMP}: status {response.status}, which is not granted")
         if imprint.hash_algorithm.dotted_string != SHA256 or bytes(imprint.message) != digest:
             return Timestamp(f"{TIMESTAMP}: is of another dossier")
-        said = f"{time:%Y-%m-%d %H:%M:%S} UTC by {_describe_authority(found)}"
+        said = f"{time:%Y-%m-%d %H:%M:%S} UTC by {_describe_authority(response)}"
         if trusted is None:
             return Timestamp(words=f"timestamp {said}, which was not checked", time=time)
-        _verify(client, found, trusted, digest)
+        _verify(client, response, trusted, digest)
     except (ValueError, client.VerificationError) as error:
         return Timestamp(f"{TIMESTAMP}: {escape(first_line(error))}")
     return Timestamp(words=f"existed at {said}, a trusted authority", time=time)
 
 
-def _verify(client: Any, found: Any, trusted: list[Any], digest: bytes) -> None:
+def _verify(client: Any, response: Any, trusted: list[Any], digest: bytes) -> None:
     """Raises VerificationError of `client` unless the token's signature leads to a trusted root."""
     # certificates of the token only join the chain; as intermediate certificates of the verifier they would be trusted
-    client.VerifierBuilder(roots=list(trusted)).build().verify(found, digest)
+    client.VerifierBuilder(roots=list(trusted)).build().verify(response, digest)
 
 
-def _describe_authority(found: Any) -> str:
+def _describe_authority(response: Any) -> str:
     """The name in the certificate that signed, as the token gives it."""
     from cryptography.x509 import NameOID, load_der_x509_certificate
 
-    signers = {(each.issuer, each.serial_number) for each in found.signed_data.signer_infos}
-    for each in found.signed_data.certificates:
-        certificate = load_der_x509_certificate(bytes(each))
+    signers = {
+        (signer.issuer, signer.serial_number) for signer in response.signed_data.signer_infos
+    }
+    for encoded in response.signed_data.certificates:
+        certificate = load_der_x509_certificate(bytes(encoded))
         if (certificate.issuer, certificate.serial_number) in signers:
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
             return escape(str(names[0].value)) if names else "an authority without a name"

@@ -133,7 +133,7 @@ def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
     if isinstance(image.sides, tuple):
         # DALI's autograph runs this, and its zip has no `strict`
         margins = [side - cut for side, cut in zip(image.sides, (crop.height, crop.width))]  # noqa: B905
-        along = [each / max(margin, 1) for each, margin in zip(start, margins)]  # noqa: B905
+        along = [offset / max(margin, 1) for offset, margin in zip(start, margins)]  # noqa: B905
     else:
         margin = math.max(image.sides - _vector(crop.height, crop.width), 1)
         along = _as_floats(start) / _as_floats(margin)
@@ -281,9 +281,9 @@ def _resize_renormalized(
     after = now * across + then * along
     filtering = _get_filtering(step, floats=True)
     levels = _resize_padded(pixels, now, after, reach, filtering)
-    row, new_row = (each * along + across for each in (now, after))
-    one = types.Constant(1.0, dtype=types.FLOAT, shape=[1, 1, 1], layout="HWC")
-    ones = fn.slice(one, start=[0, 0], shape=row, axes=[0, 1], out_of_bounds_policy="edge")
+    row, new_row = (extent * along + across for extent in (now, after))
+    pixel = types.Constant(1.0, dtype=types.FLOAT, shape=[1, 1, 1], layout="HWC")
+    ones = fn.slice(pixel, start=[0, 0], shape=row, axes=[0, 1], out_of_bounds_policy="edge")
     inside = _resize_padded(ones, row, new_row, reach, filtering)
     levels = levels / (inside.gpu() if pixels.device == "gpu" else inside)
     if rounded:

@@ -109,7 +109,7 @@ def make_steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
         after = [image, *apply_each_step(image, transform)]
         crop = find_crop_to_pack(transform, after[-2]) if len(after) > 1 else None
         last = pack_image(after[-2], transform, crop) if crop else pack_image(after[-1], transform)
-        return (*(each.pixels for each in after), last)
+        return (*(stage.pixels for stage in after), last)
 
     return _build_pipeline(graph, plan, 1)
 
@@ -316,9 +316,9 @@ def load_pipeline(path: Path, plan: DaliPlan) -> Any:
 
 
 def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
-    one = replace(plan, batch_size=1)
-    loaded = load_pipeline(path, one)
-    fresh = dali_from_transform(transform, one, prefetch=1)
+    single = replace(plan, batch_size=1)
+    loaded = load_pipeline(path, single)
+    fresh = dali_from_transform(transform, single, prefetch=1)
     file = io.BytesIO()
     levels = 127 + 48 * make_photograph_noise(np.random.default_rng(5), 231, 309, 3)
     Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8)).save(file, "JPEG")

@@ -26,8 +26,8 @@ from optpipe.report.document import (
 def document_from_preprocess(record: PreprocessRecord) -> Document:
     parity, proof = record.parity, record.parity.proof
     worst = [
-        f"{one.file} {one.image} (mean {one.mean_levels:.2f}, max {one.max_levels:.0f})"
-        for one in parity.worst
+        f"{worst.file} {worst.image} (mean {worst.mean_levels:.2f}, max {worst.max_levels:.0f})"
+        for worst in parity.worst
     ]
     return make_document(
         [
@@ -40,8 +40,8 @@ def document_from_preprocess(record: PreprocessRecord) -> Document:
             _tabulate_steps(parity.steps, f"in 8-bit levels (0 to 255), {parity.images} images"),
             Sentence(_describe_outputs(proof)),
             *(
-                Sentence(f"{each.image}: {each.reason}", Tone.BAD, "refused by DALI")
-                for each in parity.refused[:5]
+                Sentence(f"{refused.image}: {refused.reason}", Tone.BAD, "refused by DALI")
+                for refused in parity.refused[:5]
             ),
             Sentence(f"worst images, side by side with the difference: {', '.join(worst)}"),
             _tabulate_throughput(record.throughput, record.images.count)
@@ -71,8 +71,13 @@ def document_from_against(record: AgainstRecord) -> Document:
 
 def _tabulate_steps(steps: Sequence[StepDifference], about: str, head: str = "after") -> Table:
     rows = [
-        (each.step, f"{each.mean_levels:.4f}", f"{each.max_levels:.2f}", f"{each.off_share:.2%}")
-        for each in steps
+        (
+            difference.step,
+            f"{difference.mean_levels:.4f}",
+            f"{difference.max_levels:.2f}",
+            f"{difference.off_share:.2%}",
+        )
+        for difference in steps
     ]
     names = ("mean |Δ|", "max |Δ|", "levels differing")
     return make_table([head, *figure_columns(*names)], rows, caption=about)
@@ -94,14 +99,16 @@ def _describe_outputs(proof: Proof) -> str:
         both = f"{score.reference:.2%} with the reference, {score.dali:.2%} with DALI"
         parts.append(f"{score.name} {both}, drop {drop}")
     if same := proof.prediction_agreement:
-        low, high = (100 * each for each in same.ci)
+        low, high = (100 * limit for limit in same.ci)
         parts.append(f"agreement of predictions {100 * same.share:.4g}% [{low:.4g}, {high:.4g}]")
     return ", ".join(parts)
 
 
 def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
-    tried = [_list_throughput_cells(each, Tone.FAINT) for each in tuning.tried]
-    final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali)]
+    tried = [_list_throughput_cells(record, Tone.FAINT) for record in tuning.tried]
+    final = [
+        _list_throughput_cells(record, Tone.STRONG) for record in (tuning.dataloader, tuning.dali)
+    ]
     interval = (
         f" [{tuning.speedup_ci[0]:.2f}, {tuning.speedup_ci[1]:.2f}]" if tuning.speedup_ci else ""
     )
@@ -111,16 +118,16 @@ def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
     return make_table(columns, [*tried, *final], caption=caption)
 
 
-def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
-    name, device, threads = each.implementation, "", ""
-    if each.plan is not None:
-        device, threads = each.plan.decode, str(each.plan.threads)
-        name += f" hw {each.plan.hw_decoder_load:g}" if each.plan.decode == "mixed" else ""
-    elif each.loader is not None:
-        device, threads = each.loader.device, f"{each.loader.workers} workers"
-    figures = ["failed", "", str(each.error)]
-    if each.images_per_s is not None:
-        figures = [f"{each.images_per_s:,.0f}", format_rate_interval(each.ci), ""]
+def _list_throughput_cells(record: ThroughputRecord, tone: Tone) -> list[Cell]:
+    name, device, threads = record.implementation, "", ""
+    if record.plan is not None:
+        device, threads = record.plan.decode, str(record.plan.threads)
+        name += f" hw {record.plan.hw_decoder_load:g}" if record.plan.decode == "mixed" else ""
+    elif record.loader is not None:
+        device, threads = record.loader.device, f"{record.loader.workers} workers"
+    figures = ["failed", "", str(record.error)]
+    if record.images_per_s is not None:
+        figures = [f"{record.images_per_s:,.0f}", format_rate_interval(record.ci), ""]
     return [Cell(text, tone) for text in (name, device, threads, *figures)]
 
 
@@ -143,12 +150,12 @@ def document_from_end_to_end(record: EndToEndRecord) -> Document:
     )
     rows: list[list[str]] = []
     lines: list[Sentence] = []
-    for each in record.results:
-        if each.figures is None:
-            lines.append(Sentence(f"{each.label}: {each.error}", Tone.BAD, "failed"))
+    for result in record.results:
+        if result.figures is None:
+            lines.append(Sentence(f"{result.label}: {result.error}", Tone.BAD, "failed"))
         else:
-            rows.append(_list_end_to_end_cells(each, each.figures))
-            lines += _describe_end_to_end(each, each.figures)
+            rows.append(_list_end_to_end_cells(result, result.figures))
+            lines += _describe_end_to_end(result, result.figures)
     return make_document(
         [
             Sentence(f"{record.images} images from {record.folder}, page cache warm"),

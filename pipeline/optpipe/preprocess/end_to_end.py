@@ -256,39 +256,39 @@ def bench_end_to_end(
         )
     require_known_options(options)
     require_dali()
-    measured = {each.entry.info.backend for each in artifacts}
+    measured = {artifact.entry.info.backend for artifact in artifacts}
     warn_of_unused_options(options, measured, "measured", listener)
     jobs = []
-    for each in artifacts:
-        plan = choose_plan(each, batch_size, store, listener)
-        chosen = choose_options(each, options)
-        transform = require_image_transform(each.card)
+    for artifact in artifacts:
+        plan = choose_plan(artifact, batch_size, store, listener)
+        chosen = choose_options(artifact, options)
+        transform = require_image_transform(artifact.card)
         jobs.append(
-            EndToEndJob(store.workspace, each.entry.id, (), transform, plan, chosen, seconds)
+            EndToEndJob(store.workspace, artifact.entry.id, (), transform, plan, chosen, seconds)
         )
-    found, _ = read_images(images, MAX_FILES, 0, listener)
-    warm_page_cache(found.paths)
+    samples, _ = read_images(images, MAX_FILES, 0, listener)
+    warm_page_cache(samples.paths)
     with open_run(store.workspace, "end-to-end") as run:
         results = []
         for artifact, job in zip(artifacts, jobs, strict=True):
             verify_for_loading(artifact.entry, store)
             with listener.step(f"files to predictions, {artifact.label}"):
-                results.append(_measure(artifact, replace(job, paths=found.paths), run, listener))
+                results.append(_measure(artifact, replace(job, paths=samples.paths), run, listener))
         record = EndToEndRecord(
-            folder=str(found.root),
-            images=len(found.paths),
+            folder=str(samples.root),
+            images=len(samples.paths),
             results=tuple(results),
-            verdict=combine_verdicts(each.verdict for each in results),
+            verdict=combine_verdicts(result.verdict for result in results),
             run_dir=str(run.path),
         )
         write_bytes(run.path / END_TO_END, json_from_record(record))
-        finish_run(run, parents=tuple(each.entry.id for each in artifacts))
+        finish_run(run, parents=tuple(artifact.entry.id for artifact in artifacts))
     return record
 
 
 def choose_exit_status(record: EndToEndRecord) -> ExitStatus:
     """A failed measurement precedes a wrong prediction, which precedes an inconclusive one."""
-    failed = any(each.error is not None for each in record.results)
+    failed = any(result.error is not None for result in record.results)
     return ExitStatus.STAGE_FAILED if failed else record.verdict.exit_status
 
 
@@ -427,7 +427,9 @@ class DeviceConsumer:
             return self._fixed
         address = pixels.data_ptr()
         if address not in self._bindings:
-            outputs = {name: torch.empty_like(each) for name, each in self._fixed.outputs.items()}
+            outputs = {
+                name: torch.empty_like(output) for name, output in self._fixed.outputs.items()
+            }
             self._bindings[address] = self._bind_in_place({self._input.name: pixels}, outputs)
         return self._bindings[address]
 
@@ -476,11 +478,11 @@ def measure_inference(
         while len(pending) > consumer.in_flight:
             consumer.finish(pending.popleft())
 
-    found = time_batches(batch, seconds, consumer.in_flight + 1, patience=1.0)
+    times = time_batches(batch, seconds, consumer.in_flight + 1, patience=1.0)
     while pending:
         consumer.finish(pending.popleft())
-    launching = sum(launch_ns[found.warm_up_batches :]) / sum(found.batch_ns)
-    return compute_images_per_s(found.batch_ns, plan.batch_size), launching
+    launching = sum(launch_ns[times.warm_up_batches :]) / sum(times.batch_ns)
+    return compute_images_per_s(times.batch_ns, plan.batch_size), launching
 
 
 def run_overlapped(
@@ -518,13 +520,13 @@ def run_overlapped(
 
     for _ in range(plan.prefetch):
         schedule()
-    found = time_batches(batch, seconds, plan.prefetch + consumer.in_flight + 1)
+    times = time_batches(batch, seconds, plan.prefetch + consumer.in_flight + 1)
     while pending:
         take()
-    timed = taken[found.warm_up_batches - consumer.in_flight :]
-    latency_ns = tuple(latency for latency, _ in timed[: len(found.batch_ns)])
+    timed = taken[times.warm_up_batches - consumer.in_flight :]
+    latency_ns = tuple(latency for latency, _ in timed[: len(times.batch_ns)])
     predictions = {index: best for _, predicted in timed for index, best in predicted.items()}
-    return replace(found, latency_ns=latency_ns), predictions
+    return replace(times, latency_ns=latency_ns), predictions
 
 
 CHECKED_PREDICTIONS = 32
@@ -588,12 +590,12 @@ def _check_predictions(
     name, spec = session.outputs[0].name, session.inputs[0]
     rows = [paths[index] for index in chosen]
     padded = rows + rows[-1:] * (-len(rows) % size)
-    found: list[int] = []
+    classes: list[int] = []
     for batch in preprocess_batches(padded, transform, size, threads=count_cores()):
-        found += find_best_classes(
+        classes += find_best_classes(
             session.run({spec.name: batch.astype(spec.dtype)})[name]
         ).tolist()
-    expected = found[: len(chosen)]
+    expected = classes[: len(chosen)]
     equal = sum(latest[index] == best for index, best in zip(chosen, expected, strict=True))
     return len(chosen), equal, len(set(expected))
 

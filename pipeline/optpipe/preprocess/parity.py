@@ -129,10 +129,12 @@ def compare_images(
             compared = []
             for (name, _), got, wanted in zip(batch, outputs, expected, strict=True):
                 both = zip(got[:-1], wanted[:-1], strict=True)
-                last = [_levels_from_tensor(each, transform) for each in (got[-1], wanted[-1])]
-                found = [_compute_difference(*each) for each in (*both, last)]
-                pixels.steps = [add_image(*each) for each in zip(pixels.steps, found, strict=True)]
-                mean, most = float(found[-1].mean()), float(found[-1].max())
+                last = [_levels_from_tensor(tensor, transform) for tensor in (got[-1], wanted[-1])]
+                differences = [_compute_difference(*pair) for pair in (*both, last)]
+                pixels.steps = [
+                    add_image(*pair) for pair in zip(pixels.steps, differences, strict=True)
+                ]
+                mean, most = float(differences[-1].mean()), float(differences[-1].max())
                 compared.append(ComparedImage(name, wanted[-1], got[-1], mean, most))
             yield compared
 
@@ -140,8 +142,8 @@ def compare_images(
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list[np.ndarray]]:
     """Runs one batch; returns each image's array at every output."""
     fed = [
-        np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each)
-        for each in arrays
+        np.frombuffer(array, np.uint8) if isinstance(array, bytes) else np.ascontiguousarray(array)
+        for array in arrays
     ]
     pipeline.feed_input(INPUT, fed)
     outputs = [output.as_cpu() for output in pipeline.run()]
@@ -192,7 +194,7 @@ def save_side_by_side(
 ) -> WorstImage:
     """Writes the image of `file`, if given | reference | result | difference as PNG. Raises StageError."""
     reference, got = (
-        _levels_from_tensor(each, transform) for each in (compared.reference, compared.got)
+        _levels_from_tensor(tensor, transform) for tensor in (compared.reference, compared.got)
     )
     height, width = reference.shape[:2]
     got = got if got.shape == reference.shape else _scale_levels(got, height, width)
@@ -207,7 +209,7 @@ def save_side_by_side(
             0, _scale_levels(image, height, max(1, image.shape[1] * height // image.shape[0]))
         )
     gap = np.full((height, GAP, 3), 255.0)
-    row = np.concatenate([part for each in panels for part in (each, gap)][:-1], axis=1)
+    row = np.concatenate([part for panel in panels for part in (panel, gap)][:-1], axis=1)
     png = io.BytesIO()
     Image.fromarray(np.clip(row + 0.5, 0, 255).astype(np.uint8)).save(png, "PNG")
     write_bytes(path, png.getvalue())
@@ -257,7 +259,7 @@ def prove_parity(
     compared as sets. Raises BadInputError if DALI
     decodes none of the images. Returns the record, one row per image as `proof` describes, and the worst images.
     """
-    files = [(each.path, path) for each, path in zip(samples.files, samples.paths, strict=True)]
+    files = [(file.path, path) for file, path in zip(samples.files, samples.paths, strict=True)]
     truth = (
         dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
     )
@@ -270,7 +272,7 @@ def prove_parity(
             if batch:
                 both = infer(
                     np.stack(
-                        [getattr(each, side) for side in ("reference", "got") for each in batch]
+                        [getattr(image, side) for side in ("reference", "got") for image in batch]
                     )
                 )
                 halves = slice(len(batch)), slice(len(batch), None)
@@ -278,18 +280,20 @@ def prove_parity(
                 aligned = align_rows(
                     outputs[0], outputs[1], selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]
                 )
-                first = (next(iter(each.values())) for each in (outputs[0], aligned))
+                first = (next(iter(named.values())) for named in (outputs[0], aligned))
                 columns = {
-                    "image": [each.name for each in batch],
-                    "mean_levels": [each.mean_levels for each in batch],
-                    "max_levels": [each.max_levels for each in batch],
-                    "class": [truth.get(each.name) for each in batch],
+                    "image": [image.name for image in batch],
+                    "mean_levels": [image.mean_levels for image in batch],
+                    "max_levels": [image.max_levels for image in batch],
+                    "class": [truth.get(image.name) for image in batch],
                 }
                 measured = pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
                 parts.append(measured.hstack(rows_from_outputs(*first, classifies=classifies)))
-                for known, found in zip(decoded, outputs, strict=True):
-                    known += decoder.decode(found, [each.name for each in batch]) if decoder else []
-            worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
+                for known, given in zip(decoded, outputs, strict=True):
+                    known += (
+                        decoder.decode(given, [image.name for image in batch]) if decoder else []
+                    )
+            worst = sorted([*worst, *batch], key=lambda image: -image.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
         raise BadInputError(
@@ -304,7 +308,8 @@ def prove_parity(
         images=rows.height,
         steps=tuple(pixels.steps),
         far=sum(
-            not is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)
+            not is_near(*levels)
+            for levels in zip(rows["mean_levels"], rows["max_levels"], strict=True)
         ),
         refused=tuple(pixels.refused),
     )
@@ -350,9 +355,7 @@ class TrainingTransform:
             self._call: Any = defined.get(name)
         if not callable(self._call):
             known = [
-                each
-                for each, value in defined.items()
-                if callable(value) and not each.startswith("_")
+                key for key, value in defined.items() if callable(value) and not key.startswith("_")
             ]
             raise BadInputError(
                 f"{file} has no transform '{name}'; it defines {', '.join(known) or 'none'}"
@@ -360,23 +363,25 @@ class TrainingTransform:
 
     def apply(self, path: Path) -> np.ndarray:
         """(height, width, channels) in float32, from an RGB image as torchvision's folder datasets load it."""
-        calls, errors, found = 2 if self.given else FIRST_CALLS, list[str](), list[Any]()
+        calls, errors, results = 2 if self.given else FIRST_CALLS, list[str](), list[Any]()
         with open_image(path) as opened, self._code.running():
             for given in [self.given] if self.given else _GIVEN:
                 try:
-                    found = [_GIVEN[given](self._call, opened.convert("RGB")) for _ in range(calls)]
+                    results = [
+                        _GIVEN[given](self._call, opened.convert("RGB")) for _ in range(calls)
+                    ]
                     self.given = given
                     break
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's
                     errors.append(
                         f"given {given}, it raised {describe_user_error(error)}".splitlines()[0]
                     )
-        if not found:
+        if not results:
             raise BadInputError(
                 "\n".join([f"{self.text} on {path.name}: {errors[0]}", *errors[1:2]])
             )
-        first, *others = map(self._read, found)
-        if not all(np.array_equal(first, each) for each in others):
+        first, *others = map(self._read, results)
+        if not all(np.array_equal(first, other) for other in others):
             reason = f"{self.text} is not deterministic: calls on {path.name} differ"
             raise BadInputError(
                 f"{reason}\ngive the transform of validation, without random augmentation"
@@ -384,19 +389,19 @@ class TrainingTransform:
         return first
 
     def _read(self, result: Any) -> np.ndarray:
-        found = (
+        output = (
             result.get("image", result.get("pixel_values"))
             if isinstance(result, Mapping)
             else result
         )
-        values = np.asarray(found.detach().cpu().float() if hasattr(found, "detach") else found)
+        values = np.asarray(output.detach().cpu().float() if hasattr(output, "detach") else output)
         values = values[0] if values.ndim == 4 and len(values) == 1 else values
         if (
             values.ndim != 3
             or not {1, 3} & {values.shape[0], values.shape[2]}
             or not np.isfinite(values).all()
         ):
-            got = f"{type(found).__name__} of shape {list(values.shape)}"
+            got = f"{type(output).__name__} of shape {list(values.shape)}"
             raise BadInputError(
                 f"{self.text} returned a {got}, not finite values in 1 or 3 channels (CHW or HWC)"
             )
@@ -417,21 +422,23 @@ def _list_changes(geometry: Geometry, size: tuple[int, int]) -> Iterator[Geometr
     steps, rounding, shift = geometry
     for at, step in enumerate(steps):
         fields = {
-            each.name: get_args(each.type)
-            for each in structs.fields(step)
-            if get_origin(each.type) is Literal
+            field.name: get_args(field.type)
+            for field in structs.fields(step)
+            if get_origin(field.type) is Literal
         }
         fields |= {name: (False, True) for name in ("exif", "antialias") if hasattr(step, name)}
         now = [getattr(step, name) for name in fields]
-        for values in sorted(product(*fields.values()), key=lambda each: sum(map(ne, each, now))):
+        for values in sorted(
+            product(*fields.values()), key=lambda choice: sum(map(ne, choice, now))
+        ):
             with suppress(BadInputError):
                 changed = structs.replace(step, **dict(zip(fields, values, strict=True)))
                 yield (*steps[:at], changed, *steps[at + 1 :]), rounding, shift
-    yield from ((steps, each, shift) for each in (math.ceil, round))
-    yield from ((steps, rounding, each) for each in product((-1, 0, 1), repeat=2))
-    yield tuple(each for each in steps if not isinstance(each, CenterCrop)), rounding, shift
+    yield from ((steps, changed, shift) for changed in (math.ceil, round))
+    yield from ((steps, rounding, moved) for moved in product((-1, 0, 1), repeat=2))
+    yield tuple(step for step in steps if not isinstance(step, CenterCrop)), rounding, shift
     own = structs.replace(
-        next((each for each in steps if isinstance(each, Resize)), Resize((1,))), max_size=None
+        next((step for step in steps if isinstance(step, Resize)), Resize((1,))), max_size=None
     )
     long = structs.replace(own, size=(max(size),), fit="long")
     yield (steps[0], structs.replace(own, size=size, fit="exact")), rounding, shift
@@ -469,8 +476,10 @@ def _fit_values(geometry: Geometry, tried: Tried) -> tuple[StepDifference, Any, 
         return unlike
     if any(levels.shape != got.shape for levels, got in pairs):
         return unlike
-    flat = ([each.reshape(-1, each.shape[2]) for each in side] for side in zip(*pairs, strict=True))
-    x, y = (np.concatenate(each).astype(np.float64) for each in flat)
+    flat = (
+        [array.reshape(-1, array.shape[2]) for array in side] for side in zip(*pairs, strict=True)
+    )
+    x, y = (np.concatenate(arrays).astype(np.float64) for arrays in flat)
     covariance = ((x - x.mean(0)) * (y - y.mean(0))).mean(0)
     slope = np.maximum(covariance / np.maximum(x.var(0), 1e-6), 1e-6)
     off = np.abs(y - y.mean(0) - slope * (x - x.mean(0))) / slope
@@ -493,19 +502,19 @@ def _name_values(slope: Any, offset: Any, own: tuple[Any, Any]) -> tuple[Rescale
             ):
                 return rescale, known
     return rescale, Normalize(
-        *(tuple(round(float(each), 4) for each in some) for some in (mean, std))
+        *(tuple(round(float(value), 4) for value in some) for some in (mean, std))
     )
 
 
 def _describe_change(new: Any, old: Any) -> str:
     names = [
-        each
-        for each in (new or old).__struct_fields__
-        if getattr(new, each, None) != getattr(old, each, None)
+        field
+        for field in (new or old).__struct_fields__
+        if getattr(new, field, None) != getattr(old, field, None)
     ]
     words = (
-        f"{each} {getattr(new, each)} instead of {getattr(old, each, 'none')}"
-        for each in names
+        f"{field} {getattr(new, field)} instead of {getattr(old, field, 'none')}"
+        for field in names
         if new
     )
     return "none" if new in (None, *_IDENTITY) else ", ".join(words)
@@ -517,36 +526,37 @@ def explain_difference(transform: Transform, tried: Tried) -> tuple[dict[str, st
     Both are compared up to a linear function of the levels, which then gives rescale and normalize.
     """
     before = (transform.decode, *transform.geometry)
-    found: Geometry = (before, None, (0, 0))
-    best = _fit_values(found, tried)
-    alone = [_fit_values(found, [each])[0] for each in tried]
-    if best[0].max_levels > TOLERANCE_LEVELS >= max(each.max_levels for each in alone):
+    geometry: Geometry = (before, None, (0, 0))
+    best = _fit_values(geometry, tried)
+    alone = [_fit_values(geometry, [sample])[0] for sample in tried]
+    if best[0].max_levels > TOLERANCE_LEVELS >= max(difference.max_levels for difference in alone):
         return {"normalize": "by the values of each image alone"}, alone[0]
     while best[0].max_levels > TOLERANCE_LEVELS:
         size, worst = tried[0][1].shape[:2], best[0].mean_levels
         nearest = min(
-            _list_changes(found, size), key=lambda each: _fit_values(each, tried)[0].mean_levels
+            _list_changes(geometry, size),
+            key=lambda changed: _fit_values(changed, tried)[0].mean_levels,
         )
         if (error := _fit_values(nearest, tried))[0].mean_levels > 0.9 * worst:
             break
-        found, best = nearest, error
+        geometry, best = nearest, error
     if best[1] is None:
         return {get_step_name(before[-1]): f"shape {tried[0][1].shape}"}, best[0]
     own = (transform.rescale or _IDENTITY[0], transform.normalize or _IDENTITY[1])
     pairs: Any = [
-        *zip_longest(found[0], before),
+        *zip_longest(geometry[0], before),
         *zip(_name_values(*best[1:], own), own, strict=True),
     ]
     changes = {
         get_step_name(new or old): _describe_change(new, old) for new, old in pairs if new != old
     }
-    if found[1]:
+    if geometry[1]:
         changes = {
-            "resize": f"sides round {'up' if found[1] is math.ceil else 'to the nearest'}, not down",
+            "resize": f"sides round {'up' if geometry[1] is math.ceil else 'to the nearest'}, not down",
             **changes,
         }
-    if found[2] != (0, 0):
-        changes = {**changes, "center_crop": f"starts {found[2]} pixels earlier"}
+    if geometry[2] != (0, 0):
+        changes = {**changes, "center_crop": f"starts {geometry[2]} pixels earlier"}
     return changes, best[0]
 
 
@@ -560,29 +570,29 @@ def compare_training_transform(
     listener: Listener,
 ) -> AgainstRecord:
     """Compares the card's transform and its DALI pipeline with a user's, and writes a picture to `folder`."""
-    paths = dict(zip((each.path for each in samples.files), samples.paths, strict=True))
+    paths = dict(zip((file.path for file in samples.files), samples.paths, strict=True))
     transform = Transform((*transform.steps[:-1], structs.replace(transform.pack, order="HWC")))
     pixels, kept = PixelDifferences(transform, plan), list[ComparedImage]()
     card, dali = (StepDifference(name, 0.0, 0.0, 0.0, 0) for name in ("card", "DALI"))
     with listener.step("compare", total=len(paths)) as step:
         for batch in compare_images(list(paths.items()), pixels):
-            for each in batch:
-                got = training.apply(paths[each.name])
+            for image in batch:
+                got = training.apply(paths[image.name])
                 *both, wanted = (
                     _levels_from_tensor(tensor, transform)
-                    for tensor in (each.reference, each.got, got)
+                    for tensor in (image.reference, image.got, got)
                 )
-                levels, ours = (_compute_difference(one, wanted) for one in both)
+                levels, ours = (_compute_difference(tensor, wanted) for tensor in both)
                 card, dali = add_image(card, levels), add_image(dali, ours)
                 kept.append(
                     replace(
-                        each,
+                        image,
                         got=got,
                         mean_levels=float(levels.mean()),
                         max_levels=float(levels.max()),
                     )
                 )
-            kept.sort(key=lambda each: -each.mean_levels)
+            kept.sort(key=lambda image: -image.mean_levels)
             kept[3:] = kept[3:][-1:]  # the most different three, and the least
             step.advance(len(batch))
     for refused in pixels.refused:
@@ -597,7 +607,7 @@ def compare_training_transform(
     if round(card.max_levels, 2) > TOLERANCE_LEVELS:
         with listener.step("explain"):
             changes, left = explain_difference(
-                transform, [(paths[each.name], each.got) for each in kept]
+                transform, [(paths[image.name], image.got) for image in kept]
             )
         verdict, differences = Verdict.FAIL, [card, dali, left]
         explained = (

@@ -122,8 +122,8 @@ def derive_preprocessing(
         speed, times = tune_preprocessing(
             samples.paths, transform, plan, count_cores(), seconds, listener, fixed
         )
-        for each in (speed.dataloader, speed.dali):
-            warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
+        for throughput in (speed.dataloader, speed.dali):
+            warn_about_other_load(throughput.other_cpu_cores, throughput.implementation, listener)
         plan = speed.dali.plan or plan  # the fastest plan is proven and stored
     artifact = run_step(
         "pipeline",
@@ -159,8 +159,8 @@ def derive_preprocessing(
         write_parquet(run.path / ROWS, rows)
         worst = enumerate(most_different, 1)
         saved = tuple(
-            save_side_by_side(run.path / f"worst-{rank}.png", each, transform)
-            for rank, each in worst
+            save_side_by_side(run.path / f"worst-{rank}.png", image, transform)
+            for rank, image in worst
         )
         if times:
             write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
@@ -267,7 +267,7 @@ def open_model_function(
     spec = card.inputs[0]
     smallest, largest = spec.min[0], spec.max[0]
     with OnnxRuntimeSession(graph, "cpu", {}, optimization="disabled") as session:
-        names = [each.name for each in session.outputs][: None if every else 1]
+        names = [output.name for output in session.outputs][: None if every else 1]
 
         def infer(batch: np.ndarray) -> Mapping[str, np.ndarray]:
             outputs: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -277,15 +277,15 @@ def open_model_function(
                 padded = (
                     np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
                 )
-                found = session.run({spec.name: padded.astype(spec.dtype)})
+                results = session.run({spec.name: padded.astype(spec.dtype)})
                 for name, parts in outputs.items():
-                    parts.append(found[name] if boxes else found[name][: len(part)])
+                    parts.append(results[name] if boxes else results[name][: len(part)])
             if boxes:
                 for parts in outputs.values():
                     rows = max(map(len, parts))
                     parts[:] = [
-                        np.pad(one, [(0, rows - len(one)), *[(0, 0)] * (one.ndim - 1)])[None]
-                        for one in parts
+                        np.pad(part, [(0, rows - len(part)), *[(0, 0)] * (part.ndim - 1)])[None]
+                        for part in parts
                     ]
             whole = {name: np.concatenate(parts) for name, parts in outputs.items()}
             require_finite_outputs(card.name, whole)
@@ -305,5 +305,5 @@ def read_labels(samples: ImageSet, card: ModelCard, listener: Listener) -> Seque
     classes = card.outputs[0].classes if card.outputs else None
     if card.task is not Task.CLASSIFICATION or classes is None:
         return None
-    found = find_label_indices(drop_unknown_labels(samples, card, listener), card, classes)
-    return None if found is None else found.tolist()
+    indices = find_label_indices(drop_unknown_labels(samples, card, listener), card, classes)
+    return None if indices is None else indices.tolist()

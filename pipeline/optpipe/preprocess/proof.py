@@ -224,7 +224,7 @@ def agreement_from_counts(equal: int, images: int) -> Agreement:
 
 
 def judge_parity(
-    found: Agreement | None,
+    agreement: Agreement | None,
     snr_db: float | None,
     *,
     finite: bool,
@@ -246,8 +246,8 @@ def judge_parity(
     if not finite:
         return Judgment(Verdict.FAIL, "the model's outputs contain NaN or Inf")
     snr = "bit-identical" if snr_db is None else f"SNR {snr_db:.1f} dB"
-    if trained and found is not None:
-        return _judge_by_agreement(found)
+    if trained and agreement is not None:
+        return _judge_by_agreement(agreement)
     if trained and predicted is not None:
         return _judge_predictions(score, predicted)
     if snr_db is not None and snr_db < SNR_FLOOR_DB:
@@ -275,15 +275,15 @@ def judge_parity(
 MORE_IMAGES = "(" + Argument("images") + ", " + Argument("limit") + ")"
 
 
-def _judge_by_agreement(found: Agreement) -> Judgment:
-    (low, high), equal = found.ci, found.equal or 0
-    agreed = f"{100 * found.share:.4g}% [{100 * low:.4g}, {100 * high:.4g}]"
-    share = f"{equal} of {found.images} top-1 predictions agree, {agreed}"
+def _judge_by_agreement(agreement: Agreement) -> Judgment:
+    (low, high), equal = agreement.ci, agreement.equal or 0
+    agreed = f"{100 * agreement.share:.4g}% [{100 * low:.4g}, {100 * high:.4g}]"
+    share = f"{equal} of {agreement.images} top-1 predictions agree, {agreed}"
     if low >= REQUIRED_AGREEMENT:
         return Judgment(Verdict.PASS, share)
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
-    needed = count_samples_to_decide(Share(equal, found.images), REQUIRED_AGREEMENT)
+    needed = count_samples_to_decide(Share(equal, agreement.images), REQUIRED_AGREEMENT)
     remedy = INSPECT if needed is None else f"use at least {needed} images " + MORE_IMAGES
     return Judgment(
         Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy
@@ -376,7 +376,7 @@ def open_prediction_decoder(
         return None
     try:
         task.require_model(card)
-        lacking = any(each.batch != 0 for each in card.outputs) and not lacks_image_axis(card)
+        lacking = any(output.batch != 0 for output in card.outputs) and not lacks_image_axis(card)
         problem = "an output has no batch dimension" if lacking else ""
     except BadInputError as error:
         problem = error.message
@@ -390,7 +390,7 @@ def open_prediction_decoder(
     named = (
         {}
         if truths is None
-        else dict(zip((each.path for each in samples.files), truths, strict=True))
+        else dict(zip((file.path for file in samples.files), truths, strict=True))
     )
     return PredictionDecoder(task, card, samples, named)
 
@@ -410,7 +410,7 @@ def compare_predictions(
         return None, None
     reference, got = (rows[name].to_list() for name in _COLUMNS)
     shown = task.take_as_truths(reference)
-    if all(each == shown[0] for each in shown):
+    if all(prediction == shown[0] for prediction in shown):
         return None, None
     same = task.compute_parity(reference, got)
     agreement = None if same is None else Agreement(rows.height, same.share, same.ci)
@@ -430,19 +430,19 @@ def observe_prediction_agreement(
 ) -> Observation:
     """The agreement of the predictions in `rows` with its interval at `confidence`; blocked if there are too few images."""
     reference, got = (rows[name].to_list() for name in _COLUMNS)
-    found = task.observe(None, reference, got, confidence, about)["agreement"]
+    agreement = task.observe(None, reference, got, confidence, about)["agreement"]
     if rows.height >= FEWEST_IMAGES:
-        return found
+        return agreement
     few = Blocker(
         f"{rows.height} images are too few to prove agreement",
         f"verify parity on {FEWEST_IMAGES} or more",
     )
-    return replace(found, blockers=(few,))
+    return replace(agreement, blockers=(few,))
 
 
 def rows_from_outputs(reference: np.ndarray, got: np.ndarray, *, classifies: bool) -> pl.DataFrame:
     """Columns for the outputs of one batch, `(images, …)` each; the classes are null if the model is not a classifier."""
-    reference, got = (each.astype(np.float32) for each in (reference, got))
+    reference, got = (outputs.astype(np.float32) for outputs in (reference, got))
     columns: dict[str, Any] = dict(compute_row_errors(reference, got))
     for name, outputs in (("reference_class", reference), ("dali_class", got)):
         columns[name] = find_best_classes(outputs) if classifies else [None] * len(outputs)
@@ -549,17 +549,19 @@ def _observe_parity(
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
     weights = () if record.trained else (RANDOM_WEIGHTS,)
     about = f"{rows.height:,} images"
-    found = {}
+    observations = {}
     if proof.top1_agreement is not None:
         share = Share(proof.top1_agreement.equal or 0, proof.top1_agreement.images)
         figure = share.value, *share.interval(confidence)
-        found["agreement"] = Observation(*figure, (*blockers, *weights), about, run.name, share)
+        observations["agreement"] = Observation(
+            *figure, (*blockers, *weights), about, run.name, share
+        )
     elif (
         proof.prediction_agreement is not None
         and (task := find_stored_task(record.task)) is not None
     ):
         seen = observe_prediction_agreement(rows, task, confidence, about)
-        found["agreement"] = replace(
+        observations["agreement"] = replace(
             seen, blockers=(*blockers, *weights, *seen.blockers), source=run.name
         )
     if (snr := proof.output.snr_db) is not None:
@@ -568,10 +570,10 @@ def _observe_parity(
         reason = f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known"
         more = Call("preprocess", record.model, images="DIR")
         few = Blocker(reason, "verify parity on more images: " + more)
-        found["snr"] = Observation(
+        observations["snr"] = Observation(
             snr, low, high, blockers if extent else (*blockers, few), about, run.name
         )
-    return found
+    return observations
 
 
 def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:

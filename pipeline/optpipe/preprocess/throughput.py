@@ -133,7 +133,7 @@ class Throughput:
 
     @property
     def batch_ns(self) -> tuple[int, ...]:
-        return tuple(value for each in self.repeats for value in each.batch_ns)
+        return tuple(value for times in self.repeats for value in times.batch_ns)
 
     @property
     def images_per_s(self) -> float:
@@ -143,13 +143,13 @@ class Throughput:
     @property
     def repeated_images_per_s(self) -> tuple[float, ...]:
         return tuple(
-            compute_images_per_s(each.batch_ns, self.job.batch_size) for each in self.repeats
+            compute_images_per_s(times.batch_ns, self.job.batch_size) for times in self.repeats
         )
 
     @property
     def other_cpu_cores(self) -> float | None:
         """Cores that other processes used, in the repetition with the most."""
-        return max((each.other_cpu_cores for each in self.repeats), default=None)
+        return max((times.other_cpu_cores for times in self.repeats), default=None)
 
     def compute_interval(self) -> tuple[float, float] | None:
         """Interval of the rate by consecutive windows, widened to the rates of repetitions in other processes.
@@ -158,9 +158,9 @@ class Throughput:
         """
         if not self.repeats:
             return None
-        found = compute_rate_interval(self.batch_ns, self.repeats[0].group, self.job.batch_size)
+        interval = compute_rate_interval(self.batch_ns, self.repeats[0].group, self.job.batch_size)
         rates = self.repeated_images_per_s
-        return (min(found[0], *rates), max(found[1], *rates)) if found else None
+        return (min(interval[0], *rates), max(interval[1], *rates)) if interval else None
 
     def summarize(self) -> "ThroughputRecord":
         return ThroughputRecord(
@@ -233,9 +233,9 @@ def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Iterator[Throughput]:
 def frame_from_throughputs(measured: Sequence[Throughput]) -> pl.DataFrame:
     """Raw times of every batch; `row` counts the configurations that were tried, then the two measured again."""
     rows = [
-        (row, each.job.implementation, batch)
-        for row, each in enumerate(measured)
-        for batch in each.batch_ns
+        (row, throughput.job.implementation, batch)
+        for row, throughput in enumerate(measured)
+        for batch in throughput.batch_ns
     ]
     return pl.DataFrame(rows, ("row", "implementation", "batch_ns"), orient="row")
 
@@ -286,8 +286,8 @@ def tune_preprocessing(
 
     def make_quick_jobs(settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
         return [
-            replace(make_job(paths, transform, each, seconds * QUICK), patience=1.0)
-            for each in settings
+            replace(make_job(paths, transform, setting, seconds * QUICK), patience=1.0)
+            for setting in settings
         ]
 
     few = (0, 1) if cores <= 4 else ()  # 0 workers: this process
@@ -297,8 +297,8 @@ def tune_preprocessing(
         LoaderPlan(workers, min(plan.batch_size, LOADER_BATCH), device) for workers in counts
     ]
     loaders = _measure_all(make_quick_jobs(settings), "DataLoader by workers", listener)
-    found = _try_pipelines(plan, cores, make_quick_jobs, listener, fixed)
-    plan = max(found, key=lambda each: found[each].images_per_s)
+    pipelines = _try_pipelines(plan, cores, make_quick_jobs, listener, fixed)
+    plan = max(pipelines, key=lambda plan: pipelines[plan].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
     again = {
         "loader": replace(loader.job, seconds=seconds, patience=PATIENCE),
@@ -308,7 +308,7 @@ def tune_preprocessing(
     # in rounds, so that drift of the machine affects both equally
     measure = {name: partial(_measure_all, [job], name, listener) for name, job in again.items()}
     rounds = alternate(measure, ROUNDS, seed)
-    tried = (*loaders, *found.values())
+    tried = (*loaders, *pipelines.values())
     dataloader, dali = (
         merge_repeats([rows[0] for rows in rounds[name]]) for name in ("loader", "dali")
     )
@@ -344,12 +344,12 @@ def _try_pipelines(
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [
-            each
-            for each in dict.fromkeys(replace(each, **kept) for each in plans)
-            if each not in tried
+            plan
+            for plan in dict.fromkeys(replace(plan, **kept) for plan in plans)
+            if plan not in tried
         ]
         tried.update(zip(new, _measure_all(make_jobs(new), name, listener), strict=True))
-        return max(tried, key=lambda each: tried[each].images_per_s)
+        return max(tried, key=lambda plan: tried[plan].images_per_s)
 
     on_cpu = replace(plan, decode="cpu", threads=cores)
     if plan.device == "cpu":
@@ -375,7 +375,7 @@ def record_from_throughputs(
     sides = dataloader.summarize(), dali.summarize()
     speedup, interval = compute_speedup(*sides)
     return ThroughputTuning(
-        tuple(each.summarize() for each in tried), *sides, speedup, interval, seed=seed
+        tuple(throughput.summarize() for throughput in tried), *sides, speedup, interval, seed=seed
     )
 
 
@@ -392,7 +392,7 @@ def compute_speedup(
 
 def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
     """All successful repetitions as one measurement. Raises StageError if all failed."""
-    times = tuple(each for one in repeats for each in one.repeats)
+    times = tuple(times for repeat in repeats for times in repeat.repeats)
     if not times:
         problem = f"{repeats[0].job.implementation} could not be measured: {repeats[0].error}"
         raise StageError(
@@ -500,7 +500,7 @@ def time_batches(
 
 def _read_others_ticks() -> int:
     """Processor time, on the CPUs of this process, of everything but this process and the DataLoader's workers."""
-    own = (os.getpid(), *(each.pid for each in active_children() if each.pid))
+    own = (os.getpid(), *(process.pid for process in active_children() if process.pid))
     return read_busy_ticks(os.sched_getaffinity(0)) - sum(map(read_process_ticks, own))
 
 
@@ -518,8 +518,11 @@ def has_enough_batches(
         or rounds % LOOK_EVERY
     ):
         return False
-    found = compute_rate_interval(batch_ns, group, 1)
-    return found is not None and found[1] - found[0] <= STEADY * (found[0] + found[1])
+    interval = compute_rate_interval(batch_ns, group, 1)
+    if interval is None:
+        return False
+    low, high = interval
+    return high - low <= STEADY * (low + high)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def describe_node() -> dict[str, str]:
         )
     gpu, device = (
         first.environment.gpus[0],
-        next(each for each in list_devices() if each.uuid == first.gpu),
+        next(device for device in list_devices() if device.uuid == first.gpu),
     )
     labels |= {
         f"{PREFIX}driver": gpu.driver,
@@ -158,13 +158,13 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
     described = [(node, node.get("Labels") or {}) for node in nodes]
     if asked := not any(LABEL in labels for _, labels in described):
         described = [
-            (node, labels | each)
-            for (node, labels), each in zip(described, _ask_nodes(nodes), strict=True)
+            (node, labels | answer)
+            for (node, labels), answer in zip(described, _ask_nodes(nodes), strict=True)
         ]
     described = [(node, labels) for node, labels in described if LABEL in labels]
-    found: list[Slot] = []
+    free: list[Slot] = []
     for node, labels in described:
-        if not all(is_selected(labels, *each) for each in selectors.items()):
+        if not all(is_selected(labels, *selector) for selector in selectors.items()):
             continue
         kind, ident = (
             labels[LABEL].replace("_", " "),
@@ -174,12 +174,12 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
         slot = Slot(
             "", kind, (), labels.get(FINGERPRINT, ""), Environment(), node=ident if asked else ""
         )
-        found += [replace(slot, name=f"{ident[:8]}-{at}") for at in range(count)]
-    if not found:
+        free += [replace(slot, name=f"{ident[:8]}-{at}") for at in range(count)]
+    if not free:
         unmet = [
-            each
-            for each in selectors.items()
-            if not any(is_selected(labels, *each) for _, labels in described)
+            selector
+            for selector in selectors.items()
+            if not any(is_selected(labels, *selector) for _, labels in described)
         ]
         if not described or not unmet:
             labels_asked = "matches all " + Argument("node") + " labels"
@@ -193,7 +193,7 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
             f"no node of the Ray cluster has it; nodes have {', '.join(has)}",
             argument=Argument("node", asked_for),
         )
-    return tuple(found)
+    return tuple(free)
 
 
 def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -243,7 +243,9 @@ def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
         result = run_exclusively(here, slot, options, threading.Event(), program)
         yield json_from_record(result)
         if not task.workspace:
-            runs = dict.fromkeys(f"runs/{one.run}" for one in result.outcomes if one.run)
+            runs = dict.fromkeys(
+                f"runs/{outcome.run}" for outcome in result.outcomes if outcome.run
+            )
             yield from pack(workspace, runs if task.timing else list_all(workspace))
 
 
@@ -251,15 +253,15 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     """The slot that Ray gave this worker. Raises StageError if the node differs from its labels."""
     slots = list_slots()
     whole = next(slot for slot in slots if slot.gpu is None)
-    found = replace(whole, kind=kind) if choose_device_of_kind(kind) == "cpu" else slots[0]
-    if found.kind != kind:
+    slot = replace(whole, kind=kind) if choose_device_of_kind(kind) == "cpu" else slots[0]
+    if slot.kind != kind:
         raise StageError(
-            f"the node's label {LABEL} is {kind}, but it has {found.kind}; start it with its own labels"
+            f"the node's label {LABEL} is {kind}, but it has {slot.kind}; start it with its own labels"
         )
-    if found.fingerprint not in fingerprints:
+    if slot.fingerprint not in fingerprints:
         problem = f"the node's environment differs from its label {FINGERPRINT} (driver, power limit or versions)"
         raise StageError(f"{problem}; start it again with its own labels")
-    return found
+    return slot
 
 
 def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
@@ -271,13 +273,13 @@ def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
     if reference is not None:
         pair = {entry.id, reference.id}
         verified = [
-            each
-            for each in store.list_entries(VerificationInfo)
-            if pair <= set(each.manifest.parents)
+            verification
+            for verification in store.list_entries(VerificationInfo)
+            if pair <= set(verification.manifest.parents)
         ]
         paths += [
             store.verify_entry(reference).path,
-            *(store.verify_entry(each).path for each in verified),
+            *(store.verify_entry(verification).path for verification in verified),
         ]
     return tuple(f"store/{path.name}" for path in paths)
 
@@ -381,14 +383,14 @@ class RayExecutor:
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
         prints = tuple(
-            dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind)
+            dict.fromkeys(peer.fingerprint for peer in self.slots if peer.kind == task.kind)
         )
         given = replace(task, workspace=self.shared or ""), self.options, self.program, prints
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
         if slot.node:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             others = {
-                each.node for each in self.slots if each.kind == task.kind and each.node in alive
+                peer.node for peer in self.slots if peer.kind == task.kind and peer.node in alive
             }
             selector = {
                 NODE_ID: slot.node
@@ -411,27 +413,27 @@ class RayExecutor:
     def poll(self, running: Collection[_Sent], timeout_s: float) -> Iterator[tuple[_Sent, Result]]:
         if not running:
             return
-        ready, rest = ray.wait([each.stream for each in running], num_returns=1, timeout=timeout_s)
+        ready, rest = ray.wait([sent.stream for sent in running], num_returns=1, timeout=timeout_s)
         if rest and ready:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         limit_s = self.options.pending_s
-        for each in running:
-            if each.stream in ready:
-                result = self._receive(each)
-            elif monotonic() - each.sent > limit_s and not each.items:
-                ray.cancel(each.stream, force=True)
+        for sent in running:
+            if sent.stream in ready:
+                result = self._receive(sent)
+            elif monotonic() - sent.sent > limit_s and not sent.items:
+                ray.cancel(sent.stream, force=True)
                 limit = "(" + Argument("set", "pending-timeout") + ")"
-                why = f"no free node of kind {each.task.kind} within {limit_s:.0f} s " + limit
-                result = self._fail(each, why, lost=False)
+                why = f"no free node of kind {sent.task.kind} within {limit_s:.0f} s " + limit
+                result = self._fail(sent, why, lost=False)
             else:
                 continue
             if result is not None:
-                yield each, result
+                yield sent, result
 
     def cancel(self, running: Collection[_Sent]) -> Collection[_Sent]:
         """Ray kills the workers, and their children die with them."""
-        for each in running:
-            ray.cancel(each.stream, force=True)
+        for sent in running:
+            ray.cancel(sent.stream, force=True)
         return ()
 
     def close(self) -> None:

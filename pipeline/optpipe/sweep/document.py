@@ -62,7 +62,7 @@ def _tabulate_cells(record: SweepRecord) -> Table:
                     [
                         recipe.backend,
                         recipe.precision,
-                        *(each.partition(".")[2] for each in row.cell.options),
+                        *(option.partition(".")[2] for option in row.cell.options),
                     ]
                 ),
                 load.size if usual else str(load),
@@ -116,8 +116,8 @@ def document_from_merge(record: MergeRecord) -> Document:
     conflicts = f"{count} conflict{'' if count == 1 else 's'}"
     return make_document(
         [
-            *(Sentence(each, Tone.DOUBTFUL, "conflict") for each in record.conflicts),
-            *(Sentence(each, Tone.BAD, "not merged") for each in record.damaged),
+            *(Sentence(conflict, Tone.DOUBTFUL, "conflict") for conflict in record.conflicts),
+            *(Sentence(problem, Tone.BAD, "not merged") for problem in record.damaged),
             Sentence(f"{total}: {record.added} added, {record.present} already here, {conflicts}"),
         ]
     )

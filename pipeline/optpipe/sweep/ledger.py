@@ -39,7 +39,7 @@ def write_job(workspace: Path, record: JobRecord) -> Path:
         _compute_id(record),
         replace(record, environment=Environment()),  # the manifest has it
         record.started_utc or get_utc_time(),
-        parents=[each for each in (record.artifact, record.run) if each is not None],
+        parents=[entry for entry in (record.artifact, record.run) if entry is not None],
         environment=record.environment,
     ).path
 
@@ -50,8 +50,8 @@ def _compute_id(record: JobRecord) -> str:
 
 def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
     """All records by key, the most informative first. Raises BadInputError if one is damaged."""
-    found = group_pairs((record.key, record) for record in _read_records(workspace, ""))
-    return {key: sort_records(records) for key, records in found.items()}
+    jobs = group_pairs((record.key, record) for record in _read_records(workspace, ""))
+    return {key: sort_records(records) for key, records in jobs.items()}
 
 
 def keep_backed(
@@ -59,11 +59,11 @@ def keep_backed(
 ) -> dict[str, list[JobRecord]]:
     """The records without those whose run was removed (`optpipe store rm`): their figures can no longer be recomputed."""
     runs = workspace / RUNS
-    found = {
-        key: [one for one in records if one.run is None or (runs / one.run / MANIFEST).is_file()]
+    backed = {
+        key: [job for job in records if job.run is None or (runs / job.run / MANIFEST).is_file()]
         for key, records in jobs.items()
     }
-    return {key: records for key, records in found.items() if records}
+    return {key: records for key, records in backed.items() if records}
 
 
 def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
@@ -88,24 +88,26 @@ def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
 
 
 def read_job(workspace: Path, key: str) -> JobRecord | None:
-    found = sort_records(_read_records(workspace, f"{key}-"))
-    return found[0] if found else None
+    records = sort_records(_read_records(workspace, f"{key}-"))
+    return records[0] if records else None
 
 
 def sort_records(records: Iterable[JobRecord]) -> list[JobRecord]:
     """The most informative state first, then the oldest."""
     return sorted(
-        records, key=lambda one: (_RANK[one.state], one.started_utc, one.run or "", one.reason)
+        records, key=lambda job: (_RANK[job.state], job.started_utc, job.run or "", job.reason)
     )
 
 
 def list_conflicts(jobs: Mapping[str, Sequence[JobRecord]]) -> Iterator[str]:
     """Keys whose records are DONE and INVALID. A crash before a result is not a conflict."""
     for key, records in jobs.items():
-        told = [one for one in records if one.state in (JobState.DONE, JobState.INVALID)]
-        if len({one.state for one in told}) > 1:
-            found = ", ".join(f"{one.state} in {one.run}" if one.run else one.state for one in told)
-            yield f"job {key} ({records[0].cell.label}) has different results: {found}"
+        told = [job for job in records if job.state in (JobState.DONE, JobState.INVALID)]
+        if len({job.state for job in told}) > 1:
+            results = ", ".join(
+                f"{job.state} in {job.run}" if job.run else job.state for job in told
+            )
+            yield f"job {key} ({records[0].cell.label}) has different results: {results}"
 
 
 @contextmanager
@@ -150,7 +152,7 @@ def merge_workspaces(
     opened = [_open_source(source, store) for source in sources]
     store.require_writable()
     store.root.mkdir(parents=True, exist_ok=True)  # a workspace, also of empty ones
-    found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
+    merged: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():
         for given, (source, names) in zip(sources, opened, strict=True):
             with listener.step(
@@ -161,13 +163,13 @@ def merge_workspaces(
                     if isinstance(source, RemoteWorkspace)
                     else [take_in(source, store, trusted=False)]
                 )
-                for name, lines in (each for part in parts for each in part.items()):
-                    found[name] += lines
+                for name, lines in (pair for part in parts for pair in part.items()):
+                    merged[name] += lines
     for text in list_conflicts(read_jobs(store.workspace)):
         listener.warn(f"{text}; the done one counts")
-    conflicts, damaged = tuple(found["conflicts"]), tuple(found["damaged"])
+    conflicts, damaged = tuple(merged["conflicts"]), tuple(merged["damaged"])
     return MergeRecord(
-        tuple(map(str, sources)), len(found["added"]), len(found["present"]), conflicts, damaged
+        tuple(map(str, sources)), len(merged["added"]), len(merged["present"]), conflicts, damaged
     )
 
 
@@ -200,14 +202,14 @@ def _take_in_remote(
             problem = None
             if not (store.workspace / name).exists() and _read_content(scratch / name) is not None:
                 problem = source.fetch_files(name, scratch / name)
-            found = (
+            taken = (
                 {"damaged": [f"{scratch / name}: {problem}"]}
                 if problem
                 else take_in(scratch, store, trusted=False)
             )
         yield {
             kind: [line.replace(str(scratch), source.url) for line in lines]
-            for kind, lines in found.items()
+            for kind, lines in taken.items()
         }
         step.advance(1)
 
@@ -236,7 +238,7 @@ def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, li
 
     The workspace's entry wins a conflict. Code of an entry that is not `trusted` does not run until it is approved.
     """
-    found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
+    taken: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with hold_lock(store.lock_path("merge")):
         for path in sorted(path for folder in FOLDERS for path in (source / folder).glob("*/")):
             if (theirs := _read_content(path)) is None:
@@ -245,14 +247,14 @@ def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, li
             here = store.workspace / name
             if not here.exists():
                 problem = _copy_whole(path, here, store, trusted=trusted)
-                found["damaged" if problem else "added"].append(f"{path}: {problem}")
+                taken["damaged" if problem else "added"].append(f"{path}: {problem}")
             elif _read_content(here) == theirs:
-                found["present"].append(str(name))
+                taken["present"].append(str(name))
             else:
-                found["conflicts"].append(
+                taken["conflicts"].append(
                     f"{path} differs from {name} of the workspace, which is kept"
                 )
-    return found
+    return taken
 
 
 def _read_content(path: Path) -> object:
@@ -270,7 +272,7 @@ def _copy_whole(path: Path, target: Path, store: Store, *, trusted: bool) -> str
     manifest = read_manifest(Files(path))
     files = {name: file.sha256 for name, file in manifest.files.items()}
     with store.scratch("merge") as scratch:
-        if link := next((each for each in path.rglob("*") if each.is_symlink()), None):
+        if link := next((file for file in path.rglob("*") if file.is_symlink()), None):
             return f"{link.relative_to(path)}: a symbolic link"
         for folder in (path, scratch / "copy"):
             if folder != path:

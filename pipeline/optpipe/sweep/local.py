@@ -73,7 +73,7 @@ class LocalExecutor:
         self, running: Collection[Future[Result]], timeout_s: float
     ) -> Iterator[tuple[Future[Result], Result]]:
         yield from (
-            (each, each.result()) for each in wait(running, timeout_s, FIRST_COMPLETED).done
+            (future, future.result()) for future in wait(running, timeout_s, FIRST_COMPLETED).done
         )
 
     def cancel(self, running: Collection[Future[Result]]) -> Collection[Future[Result]]:
@@ -139,21 +139,23 @@ def _run_process(
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
         with open_process_group(command, scratch / "log", environment) as process:
             foreign, stopped = _watch(process, slot, options.task_s, stop, watch=task.timing)
-        found = None
+        outcomes = None
         with suppress(BadInputError):
-            found = read_record(scratch / "outcome.json", tuple[CellOutcome, ...])
-        if found is None:
+            outcomes = read_record(scratch / "outcome.json", tuple[CellOutcome, ...])
+        if outcomes is None:
             why = stopped or explain_crash(process.returncode, scratch / "log")
             return repeat_outcome(task, CellOutcome(JobState.FAILED, why)), stopped is None
     if task.timing:
-        foreign += [one for one in _find_taken(slot) if one not in foreign]
+        foreign += [process for process in _find_taken(slot) if process not in foreign]
     if foreign:
         why = f"other processes used the GPU: {', '.join(foreign)}"
-        found = tuple(
-            replace(one, state=JobState.INVALID, reason=why) if one.state is JobState.DONE else one
-            for one in found
+        outcomes = tuple(
+            replace(outcome, state=JobState.INVALID, reason=why)
+            if outcome.state is JobState.DONE
+            else outcome
+            for outcome in outcomes
         )
-    return found, False
+    return outcomes, False
 
 
 def _find_taken(slot: Slot) -> tuple[str, ...]:

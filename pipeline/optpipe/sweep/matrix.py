@@ -58,7 +58,7 @@ def resolve_models(matrix: Matrix, store: Store, *, local: bool) -> Matrix:
 
     Raises BadInputError for an unknown model, unless the nodes of a cluster (not `local`) may know it.
     """
-    models = tuple(find_buildable_source(each, store) for each in matrix.models)
+    models = tuple(find_buildable_source(model, store) for model in matrix.models)
     exported = {entry.info.source for entry in store.list_entries(ModelInfo)}
     for source in map(source_from_text, models if local else ()):
         if isinstance(source, TorchvisionSource) and source.name not in exported:
@@ -74,18 +74,20 @@ def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, 
         for kind in dict.fromkeys(matrix.gpus or tuple(kinds_here))
         for recipe in _list_recipes(matrix, kind)
         for given, load in product(matrix.options, _list_loads(matrix))
-        for options in (tuple(each for each in given if each.startswith(f"{recipe.backend}.")),)
+        for options in (
+            tuple(option for option in given if option.startswith(f"{recipe.backend}.")),
+        )
     )
     return tuple({cell.key: cell for cell in cells}.values())
 
 
 def list_option_keys(matrix: Matrix) -> dict[str, set[str]]:
     """The keys of all options of the matrix by their backend."""
-    found: dict[str, set[str]] = {}
+    keys: dict[str, set[str]] = {}
     for texts in (matrix.build_options, *matrix.options):
         for name, given in parse_options(texts).items():
-            found.setdefault(name, set()).update(given)
-    return found
+            keys.setdefault(name, set()).update(given)
+    return keys
 
 
 def require_sound(matrix: Matrix) -> None:
@@ -143,7 +145,7 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
             calibration=matrix.calibration,
             truncate=matrix.truncate,
             options=tuple(
-                each for each in matrix.build_options if each.startswith(f"{backend.name}.")
+                option for option in matrix.build_options if option.startswith(f"{backend.name}.")
             ),
         )
 
@@ -152,14 +154,14 @@ def add_contents(cells: Sequence[Cell], listener: Listener) -> tuple[Cell, ...]:
     """The cells with the hashes of model and calibration data. A user's Python code runs in a child process."""
     recipes = {_list_names(cell.recipe): cell.recipe for cell in cells}
     ours = {names: recipe for names, recipe in recipes.items() if _runs_code(recipe.model)}
-    found = {
+    contents = {
         names: collect_contents(recipe) for names, recipe in recipes.items() if names not in ours
     }
     if ours:
         with listener.step("load the models of Python files"):
-            found |= zip(ours, collect_contents_in_child(tuple(ours.values())), strict=True)
+            contents |= zip(ours, collect_contents_in_child(tuple(ours.values())), strict=True)
     return tuple(
-        replace(cell, recipe=replace(cell.recipe, files=found[_list_names(cell.recipe)]))
+        replace(cell, recipe=replace(cell.recipe, files=contents[_list_names(cell.recipe)]))
         for cell in cells
     )
 

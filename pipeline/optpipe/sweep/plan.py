@@ -61,19 +61,23 @@ def plan_sweep(
     """A row for each cell. `again` ignores stored results."""
     jobs = [records[0] for records in stored.values()]
     known = [
-        (one.cell.recipe, one.seconds / _weigh(one.cell))
-        for one in jobs
-        if one.run and one.seconds > 0
+        (job.cell.recipe, job.seconds / _weigh(job.cell))
+        for job in jobs
+        if job.run and job.seconds > 0
     ]
     times = group_pairs(
         (key, seconds) for recipe, seconds in known for key in _list_likenesses(recipe)
     )
-    by_cell = group_pairs((one.cell.key, one) for one in jobs)
+    by_cell = group_pairs((job.cell.key, job) for job in jobs)
     here = group_pairs((slot.kind, slot.fingerprint) for slot in slots)
     planned = []
     for cell in cells:
-        found = by_cell.get(cell.key, [])
-        ours = [one for one in found if one.finished and one.fingerprint in here.get(cell.kind, [])]
+        records = by_cell.get(cell.key, [])
+        ours = [
+            record
+            for record in records
+            if record.finished and record.fingerprint in here.get(cell.kind, [])
+        ]
         if ours and not again:
             planned.append(replace(_row_from_record(ours[0], stored=True), cell=cell))
         elif (why := find_obstacle(cell)) is not None:
@@ -84,7 +88,7 @@ def plan_sweep(
                     cell, Standing.RUN, sample=cell.load.sample, seconds=_estimate(cell, times)
                 )
             )
-        elif (done := next((one for one in found if one.finished), None)) is not None:
+        elif (done := next((record for record in records if record.finished), None)) is not None:
             planned.append(replace(_row_from_record(done, stored=True), cell=cell))
         else:
             reason = (
@@ -109,8 +113,8 @@ _Times = Mapping[tuple[str, ...], Sequence[float]]
 
 
 def _estimate(cell: Cell, times: _Times) -> float | None:
-    found = next(filter(None, map(times.get, _list_likenesses(cell.recipe))), None)
-    return median(found) * _weigh(cell) if found else None
+    seconds = next(filter(None, map(times.get, _list_likenesses(cell.recipe))), None)
+    return median(seconds) * _weigh(cell) if seconds else None
 
 
 def _weigh(cell: Cell) -> float:
@@ -134,21 +138,21 @@ def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, 
         (hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options)
         for row in left
     ]
-    found = []
+    tasks = []
     for group in group_pairs(zip(keys, left, strict=True)).values():
         for at in range(0, len(group), loads_per_process):
             part = group[at : at + loads_per_process]
             cells = tuple(row.cell for row in part)
             guesses = [
-                _weigh(each) * (LOAD_S + each.load.warm_up_seconds + each.load.min_seconds)
-                for each in cells
+                _weigh(cell) * (LOAD_S + cell.load.warm_up_seconds + cell.load.min_seconds)
+                for cell in cells
             ]
             times = [
                 guess if row.seconds is None else row.seconds
                 for row, guess in zip(part, guesses, strict=True)
             ]
-            found.append(Task(cells[0].recipe, cells[0].kind, cells, fmean(times)))
-    return tuple(found)
+            tasks.append(Task(cells[0].recipe, cells[0].kind, cells, fmean(times)))
+    return tuple(tasks)
 
 
 def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> tuple[Cell, ...]:
@@ -198,7 +202,7 @@ def take_task(
     if count < len(task.cells):
         rest = replace(task, cells=task.cells[count:])
         place = next(
-            (at for at, each in enumerate(waiting) if each.expected_s <= rest.expected_s),
+            (at for at, other in enumerate(waiting) if other.expected_s <= rest.expected_s),
             len(waiting),
         )
         waiting.insert(place, rest)
@@ -225,8 +229,8 @@ def fill_rows(rows: Sequence[SweepRow], records: Mapping[str, JobRecord]) -> tup
     """The rows with their results; `records` are those of this sweep by the key of their cell."""
     return tuple(
         row
-        if (found := records.get(row.cell.key)) is None
-        else replace(_row_from_record(found), cell=row.cell)
+        if (record := records.get(row.cell.key)) is None
+        else replace(_row_from_record(record), cell=row.cell)
         for row in rows
     )
 
@@ -246,7 +250,7 @@ def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
         sample=record.sample,
         figures=None
         if record.group is None
-        else {name: one.estimate for name, one in record.group.figures.items()},
+        else {name: figure.estimate for name, figure in record.group.figures.items()},
         seconds=record.seconds,
         attempts=record.attempts,
         stored=stored,
@@ -270,16 +274,16 @@ def judge_status(rows: Sequence[SweepRow], *, interrupted: bool, dry_run: bool) 
 
 
 def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
-    found = []
+    warnings = []
     for kind in dict.fromkeys(row.cell.kind for row in rows):
         prints = {row.fingerprint for row in rows if row.cell.kind == kind and row.fingerprint}
         if len(prints) > 1:
             problem = f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ)"
-            found.append(f"{problem}; do not compare them with each other")
-    found += [
+            warnings.append(f"{problem}; do not compare them with each other")
+    warnings += [
         f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
         for kind, count in Counter(
             row.cell.kind for row in rows if row.state == Standing.ELSEWHERE
         ).items()
     ]
-    return found
+    return warnings

@@ -65,18 +65,22 @@ def list_kinds(slots: Sequence[Slot]) -> tuple[str, ...]:
 def _list_gpu_slots(environment: Environment, cpus: Sequence[int]) -> tuple[Slot, ...]:
     devices = list_devices()
     parts = divide_cpus(
-        cpus, [_read_node_cpus(each.numa) for each in devices]
+        cpus, [_read_node_cpus(device.numa) for device in devices]
     )  # also for GPUs that are hidden from us
     gpus = {gpu.index: gpu for gpu in environment.gpus}
     shown = select_visible_gpus(
-        os.environ.get("CUDA_VISIBLE_DEVICES"), [each.uuid for each in devices]
+        os.environ.get("CUDA_VISIBLE_DEVICES"), [device.uuid for device in devices]
     )
-    found = []
+    slots = []
     for index in shown:
-        one = replace(environment, gpus=(gpus[index],))
-        fingerprint = compute_fingerprint(one, devices[index].power_limit_w, devices[index].mig)
-        found.append(Slot(devices[index].uuid, gpus[index].name, parts[index], fingerprint, one))
-    return tuple(found)
+        slot_environment = replace(environment, gpus=(gpus[index],))
+        fingerprint = compute_fingerprint(
+            slot_environment, devices[index].power_limit_w, devices[index].mig
+        )
+        slots.append(
+            Slot(devices[index].uuid, gpus[index].name, parts[index], fingerprint, slot_environment)
+        )
+    return tuple(slots)
 
 
 def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) -> tuple[Slot, ...]:
@@ -87,11 +91,15 @@ def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) ->
         tuple(cpus[at * size : (at + 1) * size]) for at in range(max(1, min(count, len(cpus))))
     ]
     whole = len(parts) == 1
-    one = replace(environment, cpu_count=len(parts[0]) if not whole else environment.cpu_count)
-    fingerprint = compute_fingerprint(one, None, None)
+    slot_environment = replace(
+        environment, cpu_count=len(parts[0]) if not whole else environment.cpu_count
+    )
+    fingerprint = compute_fingerprint(slot_environment, None, None)
     names = [CPU if whole else f"{CPU}-{part[0]}-{part[-1]}" for part in parts]
     named = zip(names, parts, strict=True)
-    return tuple(Slot(name, CPU, part, fingerprint, one, part=not whole) for name, part in named)
+    return tuple(
+        Slot(name, CPU, part, fingerprint, slot_environment, part=not whole) for name, part in named
+    )
 
 
 def divide_cpus(cpus: Sequence[int], near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
@@ -99,14 +107,14 @@ def divide_cpus(cpus: Sequence[int], near: Sequence[Collection[int]]) -> list[tu
 
     A GPU with unknown neighbors is near all; GPUs that would get none share all.
     """
-    wanted = [tuple(sorted(set(cpus) & set(each))) or tuple(cpus) for each in near]
-    found = []
+    wanted = [tuple(sorted(set(cpus) & set(node_cpus))) or tuple(cpus) for node_cpus in near]
+    parts = []
     for at, mine in enumerate(wanted):
         rivals = [index for index, other in enumerate(wanted) if set(other) & set(mine)]
         size = len(mine) // len(rivals)
         place = rivals.index(at)
-        found.append(mine[place * size : (place + 1) * size] or mine)
-    return found
+        parts.append(mine[place * size : (place + 1) * size] or mine)
+    return parts
 
 
 def _read_node_cpus(node: int) -> tuple[int, ...]:
@@ -114,11 +122,11 @@ def _read_node_cpus(node: int) -> tuple[int, ...]:
         text = Path(f"/sys/devices/system/node/node{node}/cpulist").read_text(encoding="ascii")
     except OSError:
         return ()
-    found: list[int] = []
+    cpus: list[int] = []
     for part in text.strip().split(","):
         low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1) if low else ()
-    return tuple(found)
+        cpus += range(int(low), int(high or low) + 1) if low else ()
+    return tuple(cpus)
 
 
 @cache
@@ -165,10 +173,15 @@ def list_gpu_processes(uuid: str) -> dict[int, str]:
         if nvml is None:
             return {}
         try:
-            found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(
+                nvml.nvmlDeviceGetHandleByUUID(uuid)
+            )
         except nvml.NVMLError:
             return {}
-        return {one.pid: f"{_name_process(nvml, one.pid)} (process {one.pid})" for one in found}
+        return {
+            process.pid: f"{_name_process(nvml, process.pid)} (process {process.pid})"
+            for process in processes
+        }
 
 
 def _name_process(nvml: Any, pid: int) -> str:
@@ -200,12 +213,12 @@ def list_descendants(pid: int) -> set[int]:
         except OSError:
             continue
         children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found, left = set(), [pid]
+    tree, left = set(), [pid]
     while left:
-        one = left.pop()
-        found.add(one)
-        left += children.get(one, [])
-    return found
+        parent = left.pop()
+        tree.add(parent)
+        left += children.get(parent, [])
+    return tree
 
 
 FOLDER = Path("/tmp/optpipe-locks")  # one place for all users; share it with containers of the host
@@ -220,10 +233,10 @@ class TakenError(StageError):
 
 def list_locks(slot: Slot, *, timing: bool) -> list[tuple[str, bool]]:
     """The locks of a job, by name and whether shared, in the order in which all jobs take them."""
-    found = [(slot.name, False)] if slot.gpu or slot.part else []
+    locks = [(slot.name, False)] if slot.gpu or slot.part else []
     if slot.gpu is None:
-        found.append((QUIET, slot.part and timing))
-    return sorted(found)
+        locks.append((QUIET, slot.part and timing))
+    return sorted(locks)
 
 
 @contextmanager

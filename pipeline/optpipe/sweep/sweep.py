@@ -166,7 +166,7 @@ class Scheduler:
         groups = (
             [tasks]
             if self.executor.remote
-            else [[each for each in tasks if each.kind == kind] for kind in kinds]
+            else [[task for task in tasks if task.kind == kind] for kind in kinds]
         )
         try:
             with ThreadPoolExecutor(1) as pool:
@@ -205,7 +205,7 @@ class Scheduler:
                 sleep(POLL_S)
             self._collect(self.running)
         left = self.executor.cancel(tuple(self.running)) if self.stop.is_set() else ()
-        while left := [each for each in left if each in self.running]:
+        while left := [handle for handle in left if handle in self.running]:
             self._collect(left)
 
     def _build_without_gpu(self) -> None:
@@ -215,7 +215,7 @@ class Scheduler:
                 slot.kind for slot in self.slots if choose_device_of_kind(slot.kind) == "cpu"
             )
         )
-        for build in [each for each in self.builds if kinds and each.recipe.device == "cuda"]:
+        for build in [build for build in self.builds if kinds and build.recipe.device == "cuda"]:
             self.builds.remove(build)
             self.waiting.setdefault(build.recipe_key, []).append(build)
         parts = [builds[0] for builds in self.waiting.values()]
@@ -231,7 +231,7 @@ class Scheduler:
                 if not self.free or at >= len(queue):
                     break
                 task = queue[at]
-                slot = next((each for each in self.free if each.kind == task.kind), None)
+                slot = next((slot for slot in self.free if slot.kind == task.kind), None)
                 if slot is None or not self._is_ready(task):
                     at += 1
                 elif task.timing:
@@ -243,7 +243,9 @@ class Scheduler:
         """Loads need their build. On other hosts builds of one model run one after the other: its export serves them all."""
         if task.timing:
             return (task.recipe_key, task.kind) in self.built
-        building = {one.task.recipe.model for one in self.running.values() if not one.task.timing}
+        building = {
+            other.task.recipe.model for other in self.running.values() if not other.task.timing
+        }
         return not self.executor.remote or task.recipe.model not in building
 
     def _start_build(self, task: Task, slot: Slot) -> None:
@@ -259,11 +261,17 @@ class Scheduler:
 
     def _start_loads(self, at: int, slot: Slot) -> None:
         """Starts cells that no other sweep of this workspace runs or has run; those that one runs are tried again last."""
-        mine = [one for one in self.running.values() if one.slot.kind == slot.kind]
-        ends = [one.started + one.task.expected_s for one in mine if one.task.timing]
-        count = sum(each.kind == slot.kind for each in self.slots)
+        mine = [running for running in self.running.values() if running.slot.kind == slot.kind]
+        ends = [
+            running.started + running.task.expected_s for running in mine if running.task.timing
+        ]
+        count = sum(peer.kind == slot.kind for peer in self.slots)
         task = take_task(
-            self.loads, at, ends, count - sum(not one.task.timing for one in mine), monotonic()
+            self.loads,
+            at,
+            ends,
+            count - sum(not running.task.timing for running in mine),
+            monotonic(),
         )
         claims, cells = ExitStack(), []
         for cell in task.cells:
@@ -284,9 +292,11 @@ class Scheduler:
     def _find_finished(self, cell: Cell) -> JobRecord | None:
         if self.options.again:
             return None
-        prints = dict.fromkeys(each.fingerprint for each in self.slots if each.kind == cell.kind)
-        found = (read_job(self.workspace, compute_job_key(cell, each)) for each in prints)
-        return next((one for one in found if one is not None and one.finished), None)
+        prints = dict.fromkeys(slot.fingerprint for slot in self.slots if slot.kind == cell.kind)
+        records = (
+            read_job(self.workspace, compute_job_key(cell, fingerprint)) for fingerprint in prints
+        )
+        return next((record for record in records if record is not None and record.finished), None)
 
     def _start(self, task: Task, slot: Slot, claims: ExitStack) -> None:
         running = _Running(task, slot, claims, monotonic())
@@ -297,8 +307,8 @@ class Scheduler:
             self._accept(running, fail_task(task, tell_on_one_line(error), slot.fingerprint))
 
     def _collect(self, running: Collection[Any]) -> None:
-        for each, result in self.executor.poll(tuple(running), POLL_S):
-            self._accept(self.running.pop(each), result)
+        for handle, result in self.executor.poll(tuple(running), POLL_S):
+            self._accept(self.running.pop(handle), result)
 
     def _accept(self, running: _Running, result: Result) -> None:
         self.free.append(running.slot)
@@ -306,7 +316,7 @@ class Scheduler:
         with running.claims:
             if self.stop.is_set():
                 result = replace(result, lost=False)
-                if not any(one.run for one in result.outcomes):
+                if not any(outcome.run for outcome in result.outcomes):
                     return
             if result.lost and self._try_again(task, result.outcomes[0].reason):
                 return
@@ -328,45 +338,45 @@ class Scheduler:
         return True
 
     def _note_build(self, task: Task, result: Result) -> None:
-        (found,) = result.outcomes
-        if found.artifact is not None:
-            self.models.setdefault(task.recipe.model, found.artifact)
+        (outcome,) = result.outcomes
+        if outcome.artifact is not None:
+            self.models.setdefault(task.recipe.model, outcome.artifact)
         if (
             waiting := self.waiting.pop(task.recipe_key, None)
         ) is not None:  # a node with a GPU may be able to
-            self.builds += [replace(each, artifact=found.artifact) for each in waiting]
-        elif found.state is JobState.DONE and found.artifact is not None:
-            self.built[task.recipe_key, task.kind] = found.artifact
-            note_built(self.workspace, task.recipe, result.fingerprint, found.artifact)
+            self.builds += [replace(build, artifact=outcome.artifact) for build in waiting]
+        elif outcome.state is JobState.DONE and outcome.artifact is not None:
+            self.built[task.recipe_key, task.kind] = outcome.artifact
+            note_built(self.workspace, task.recipe, result.fingerprint, outcome.artifact)
         else:
             needed = task.recipe_key, task.kind
-            lost = [each for each in self.loads if (each.recipe_key, each.kind) == needed]
-            self.loads[:] = [each for each in self.loads if (each.recipe_key, each.kind) != needed]
-            for each in lost:
-                outcomes = (found,) * len(each.cells)
+            lost = [load for load in self.loads if (load.recipe_key, load.kind) == needed]
+            self.loads[:] = [load for load in self.loads if (load.recipe_key, load.kind) != needed]
+            for load in lost:
+                outcomes = (outcome,) * len(load.cells)
                 self._record(
-                    replace(each, attempts=task.attempts), replace(result, outcomes=outcomes)
+                    replace(load, attempts=task.attempts), replace(result, outcomes=outcomes)
                 )
 
     def _record(self, task: Task, result: Result) -> None:
-        for cell, found in zip(task.cells, result.outcomes, strict=True):
+        for cell, outcome in zip(task.cells, result.outcomes, strict=True):
             record = JobRecord(
                 key=compute_job_key(cell, result.fingerprint),
                 cell=cell,
-                state=found.state,
-                reason=found.reason,
+                state=outcome.state,
+                reason=outcome.reason,
                 fingerprint=result.fingerprint,
                 environment=result.environment,
                 host=result.host,
                 slot=result.slot,
                 side_by_side=result.side_by_side,
-                artifact=found.artifact,
-                run=found.run,
-                group=found.group,
+                artifact=outcome.artifact,
+                run=outcome.run,
+                group=outcome.group,
                 seconds=round(result.seconds / len(task.cells), 3),
                 started_utc=result.started_utc,
                 attempts=task.attempts,
-                bad_input=found.bad_input,
+                bad_input=outcome.bad_input,
             )
             with suppress(
                 OptpipeError

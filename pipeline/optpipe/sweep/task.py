@@ -63,19 +63,19 @@ def build_recipe(task: Task) -> CellOutcome:
     )
     built = build_model(_model_from_recipe(recipe), plan, store, SilentListener())
     require_artifacts(built)
-    found = built.artifacts[0]
-    if found.why_not is not None:
-        return CellOutcome(JobState.IMPOSSIBLE, found.why_not, found.entry.id)
-    if not found.passed:
+    artifact = built.artifacts[0]
+    if artifact.why_not is not None:
+        return CellOutcome(JobState.IMPOSSIBLE, artifact.why_not, artifact.entry.id)
+    if not artifact.passed:
         what = (
             "its outputs differ from the source model's"
-            if found.shortfall is None
-            else f"it does not compute in {recipe.precision}: {found.shortfall}"
+            if artifact.shortfall is None
+            else f"it does not compute in {recipe.precision}: {artifact.shortfall}"
         )
         return CellOutcome(
-            JobState.FAILED, f"the build failed verification: {what}", found.entry.id
+            JobState.FAILED, f"the build failed verification: {what}", artifact.entry.id
         )
-    return CellOutcome(JobState.DONE, artifact=found.entry.id)
+    return CellOutcome(JobState.DONE, artifact=artifact.entry.id)
 
 
 def _model_from_recipe(recipe: Recipe) -> Model:
@@ -95,14 +95,14 @@ def collect_contents(recipe: Recipe) -> dict[str, str]:
     """
     try:
         model = _model_from_recipe(recipe)
-        found, data = (
+        contents, data = (
             {"model": hash_value(model.recipe())},
             recipe.calibration and Path(recipe.calibration),
         )
         if not data and recipe.precision in CALIBRATED and isinstance(model.source, CardSource):
             own = model.source.card.data.get("calibration")
             data = own and Path(own)
-        return found | {"calibration": hash_data(data)} if data else found
+        return contents | {"calibration": hash_data(data)} if data else contents
     except OptpipeError as error:
         return {"error": hash_text(str(error))}
 
@@ -188,9 +188,10 @@ def _measure_alike(
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """Groups by load without the length, which is the same in all of a run."""
-    found, environment = read_measurements(run.files), run.manifest.environment
+    measurements, environment = read_measurements(run.files), run.manifest.environment
     groups = group_processes(
-        recorded_from_files(one, run.name, run.files, environment) for one in found
+        recorded_from_files(measurement, run.name, run.files, environment)
+        for measurement in measurements
     )
     by_load = {replace(group.load, length=None).key: group for group in groups}
     return {
@@ -200,22 +201,22 @@ def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, .
 
 
 def outcome_from_group(
-    found: tuple[MeasurementGroup, tuple[Reason, ...]] | None,
+    measured: tuple[MeasurementGroup, tuple[Reason, ...]] | None,
     artifact: str,
     run: str,
     interrupted: int | None,
     stopped: Reason | None = None,
 ) -> CellOutcome:
     """`interrupted` is the number of processes that an interrupted run was to have; `stopped` the cause that ended one early."""
-    if found is None:
+    if measured is None:
         why = (
             "memory ran out at a smaller batch size"
             if interrupted is None
             else "interrupted before it was measured"
         )
         return CellOutcome(JobState.FAILED, why, artifact, run)
-    group, reasons = found
-    codes = dict.fromkeys(code for one in group.left_out for code in one.codes)
+    group, reasons = measured
+    codes = dict.fromkeys(code for left_out in group.left_out for code in left_out.codes)
     if interrupted is not None and (
         "interrupted" in codes or group.processes + len(group.left_out) < interrupted
     ):
@@ -226,7 +227,7 @@ def outcome_from_group(
         left_out = f"{len(group.left_out)} INVALID left out ({', '.join(codes)})"
         said = "; ".join([*([left_out] if group.left_out else []), *ended])
         return CellOutcome(JobState.DONE, said, artifact, run, group)
-    why = "; ".join([*(one.message for one in reasons if one.invalidates), *ended])
+    why = "; ".join([*(reason.message for reason in reasons if reason.invalidates), *ended])
     lost = {"out-of-memory", "died", "refused"} & set(codes)
     return CellOutcome(JobState.FAILED if lost else JobState.INVALID, why, artifact, run, group)
 
@@ -244,8 +245,8 @@ def main() -> None:
     if len(sys.argv) == 1:
         recipes = record_from_json(sys.stdin.buffer.read(), tuple[Recipe, ...], "stdin")
         with redirect_stdout_to_stderr():  # a user's code may print
-            found = tuple(map(collect_contents, recipes))
-        sys.stdout.buffer.write(json_from_record(found))
+            contents = tuple(map(collect_contents, recipes))
+        sys.stdout.buffer.write(json_from_record(contents))
         return
     task, path = read_record(Path(sys.argv[1]), Task), Path(sys.argv[2])
     if task.cpus:

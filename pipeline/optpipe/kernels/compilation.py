@@ -40,16 +40,16 @@ def collect_kernels() -> "Iterator[dict[str, None]]":
     """Collects kernels that are not compiled yet instead of launching them, as JSON from Triton, without duplicates."""
     from triton import knobs
 
-    found: dict[str, None] = {}
+    kernels: dict[str, None] = {}
 
     def collect(*, compile: dict[str, Any], **_: Any) -> bool:
-        found[compile["specialization_data"]] = None
+        kernels[compile["specialization_data"]] = None
         return True
 
     before = knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = collect
     try:
-        yield found
+        yield kernels
     finally:
         knobs.runtime.jit_cache_hook = before
 

@@ -74,8 +74,8 @@ def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[
     tiles = ceil(pixels / rows) * across
     piece = (rows, columns // settings["PARTS"])
     target, other = (
-        _describe_tiles(as_channels_last(each, flat=step.flat), (pixels, outputs), piece)
-        for each in _pair_with_added(output, given)
+        _describe_tiles(as_channels_last(tensor, flat=step.flat), (pixels, outputs), piece)
+        for tensor in _pair_with_added(output, given)
     )
     grid = (
         min(tiles, _RESIDENT * _count_multiprocessors(memory.device))
@@ -125,9 +125,9 @@ def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[
     across = ceil(outputs / columns)
     target, other = (
         _describe_swizzled_tiles(
-            as_channels_last(each, flat=step.flat), (pixels, outputs), (rows, columns)
+            as_channels_last(tensor, flat=step.flat), (pixels, outputs), (rows, columns)
         )
-        for each in _pair_with_added(output, given)
+        for tensor in _pair_with_added(output, given)
     )
     arguments = (
         _describe_swizzled_tiles(memory, (pixels, channels), (rows, block)),
@@ -153,7 +153,7 @@ def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[i
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     width, plain = block[-1] * tensor.element_size(), _describe_tiles(tensor, shape, block)
-    swizzle = next(each for each in (128, 64, 32, 0) if each == 0 or width % each == 0)
+    swizzle = next(span for span in (128, 64, 32, 0) if span == 0 or width % span == 0)
     layout = NVMMASharedLayout(
         swizzle_byte_width=swizzle, element_bitwidth=8 * tensor.element_size(), rank=len(block)
     )
@@ -176,8 +176,8 @@ def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping
     across = ceil(outputs / columns)
     piece = (rows, columns // settings["PARTS"])
     target, other = (
-        _describe_tiles(as_channels_last(each), (pixels, outputs), piece)
-        for each in _pair_with_added(output, given)
+        _describe_tiles(as_channels_last(tensor), (pixels, outputs), piece)
+        for tensor in _pair_with_added(output, given)
     )
     arguments = (
         memory,
@@ -231,13 +231,13 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
     box = tuple(settings[key] for key in ("BI", "BH", "BW"))
     columns, block, stride = settings["BN"], settings["BK"], step.stride
     groups, down, along = (
-        ceil(size / each) for size, each in zip((images, out_height, out_width), box, strict=True)
+        ceil(size / side) for size, side in zip((images, out_height, out_width), box, strict=True)
     )
     across = ceil(outputs / columns)
     shape = (images, out_height, out_width, outputs)
     target, other = (
-        _describe_tiles(as_channels_last(each), shape, (*box, columns))
-        for each in _pair_with_added(output, given)
+        _describe_tiles(as_channels_last(tensor), shape, (*box, columns))
+        for tensor in _pair_with_added(output, given)
     )
     seen = (images, height // stride, stride, width // stride, stride * channels)
     depth = weight.shape[1] // step.kernel[0] ** 2
@@ -300,7 +300,7 @@ def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> An
     image = given.data.contiguous()
     images, channels, height, width = image.shape
     spanned, lead = step.count_cells()
-    rows, columns = (each + spanned - 1 for each in size)
+    rows, columns = (side + spanned - 1 for side in size)
     shape, block = (images, rows, columns, step.cell), 2048 // step.cell
     cells = torch.empty(shape, dtype=torch.float16, device=image.device)
     count = images * rows * columns
@@ -326,7 +326,7 @@ def _launch_stem_at_once(step: steps.Stem, given: Operands, settings: Mapping[st
     down, along = ceil(size[0] / rows), ceil(size[1] / 8)
     tiles = images * down * along
     arguments = (
-        *(_describe_swizzled_tiles(cells, cells.shape, (1, each, 8, 16)) for each in (rows, more)),
+        *(_describe_swizzled_tiles(cells, cells.shape, (1, side, 8, 16)) for side in (rows, more)),
         _describe_swizzled_tiles(weight, tuple(weight.shape), (outputs, 16)),
         _describe_swizzled_tiles(
             as_channels_last(output), (images, *size, outputs), (1, rows, 8, outputs)
@@ -355,7 +355,7 @@ def split_block(step: steps.Block, output: Any, given: Any) -> tuple[Any, ...]:
     first = images * size[1] * size[2] * step.wide
     parts = (output[:first], step.wide), (output[first:], step.following)
     return tuple(
-        each.view(*size, channels).permute(0, 3, 1, 2) for each, channels in parts if channels
+        part.view(*size, channels).permute(0, 3, 1, 2) for part, channels in parts if channels
     )
 
 
@@ -366,12 +366,12 @@ def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
     w, scale, bias, w3, scale3, bias3, *third = given.constants
     w1, scale1, bias1 = third or (w3, scale3, bias3)  # not read
-    wide, *last = (as_channels_last(each) for each in split_block(step, output, given.data))
+    wide, *last = (as_channels_last(part) for part in split_block(step, output, given.data))
     images, height, width, _ = wide.shape
     stride, middle, columns = step.stride, step.middle, settings["BN"]
     after, more = (last[0], step.following) if last else (wide, columns)
     at_once = "BI" not in settings
-    box = (1, 8, 8) if at_once else tuple(settings[each] for each in ("BI", "BH", "BW"))
+    box = (1, 8, 8) if at_once else tuple(settings[key] for key in ("BI", "BH", "BW"))
     describe = _describe_swizzled_tiles if at_once else _describe_tiles
     down, along = ceil(height / box[1]), ceil(width / box[2])
     tiles = ceil(images / box[0]) * down * along
@@ -518,8 +518,8 @@ def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mappin
         given.data.half().unflatten(-1, (3, step.heads, -1)),
     )
     parts = apart.permute(2, 0, 3, 1, 4)
-    found = torch.nn.functional.scaled_dot_product_attention(*parts, given.added, scale=step.scale)
-    value = found.transpose(1, 2).flatten(2).contiguous()
+    heads = torch.nn.functional.scaled_dot_product_attention(*parts, given.added, scale=step.scale)
+    value = heads.transpose(1, 2).flatten(2).contiguous()
     if step.half:
         return value
     from optpipe.kernels.triton.attention import fp16_quantize
@@ -543,7 +543,7 @@ def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str
     output = steps.make_output(step, given.data)
     images, _, height, width = given.data.shape
     channels, *size = output.shape[1:]
-    memory, target = (as_channels_last(each) for each in (given.data, output))
+    memory, target = (as_channels_last(tensor) for tensor in (given.data, output))
     words = channels
     if not step.floating:
         memory, target, words = memory.view(torch.int32), target.view(torch.int32), channels // 4

@@ -42,7 +42,7 @@ _KEPT: list[Any] = []
 def _launch(*arguments: Any) -> Any:
     step, given, tactics = _read(*arguments)
     known, size = tactics_from_text(tactics), given.data.shape[0]
-    nearest = min(known, key=lambda each: (abs(each - size), each), default=None)
+    nearest = min(known, key=lambda batch: (abs(batch - size), batch), default=None)
     return launch_step(step, given, None if nearest is None else known[nearest])
 
 

@@ -184,17 +184,17 @@ class Block:
 
 Step = Convolution | Stem | Depthwise | Attention | MaxPool | Block
 _KINDS: dict[str, type[Step]] = {
-    each.__name__: each for each in (Convolution, Stem, Depthwise, Attention, MaxPool, Block)
+    kind.__name__: kind for kind in (Convolution, Stem, Depthwise, Attention, MaxPool, Block)
 }
 
 
 def text_from_step(step: Step) -> str:
     """`MaxPool outputs=64 kernel=3,3 …`"""
     words = [type(step).__name__]
-    for each in fields(step):
-        value = getattr(step, each.name)
+    for field in fields(step):
+        value = getattr(step, field.name)
         words.append(
-            f"{each.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+            f"{field.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
         )
     return " ".join(words)
 
@@ -227,8 +227,8 @@ def make_output(step: Step, given: Any) -> Any:
         dtype = torch.float8_e4m3fn if isinstance(step, Attention) and step.e4m3 else dtype
         return torch.empty((*given.shape[:-1], step.outputs), dtype=dtype, device=given.device)
     top, left, below, right = step.padding
-    spans = (step.dilation * (each - 1) + 1 for each in step.kernel)
+    spans = (step.dilation * (side - 1) + 1 for side in step.kernel)
     wide = (given.shape[2] + top + below, given.shape[3] + left + right)
-    size = [(each - span) // step.stride + 1 for each, span in zip(wide, spans, strict=True)]
+    size = [(side - span) // step.stride + 1 for side, span in zip(wide, spans, strict=True)]
     shape = (given.shape[0], step.outputs, *size)
     return torch.empty(shape, dtype=dtype, device=given.device, memory_format=torch.channels_last)

@@ -76,13 +76,13 @@ def text_from_tactics(chosen: Mapping[int, Tactic]) -> str:
 
 @cache
 def tactics_from_text(text: str) -> dict[int, Tactic]:
-    found = {}
+    tactics = {}
     for part in text.split(";") if text else ():
         size, _, tactic = part.partition(":")
         kernel, *settings = tactic.split(" ")
-        pairs = (each.split("=") for each in settings if each)
-        found[int(size)] = Tactic(kernel, {key: int(value) for key, value in pairs})
-    return found
+        pairs = (setting.split("=") for setting in settings if setting)
+        tactics[int(size)] = Tactic(kernel, {key: int(value) for key, value in pairs})
+    return tactics
 
 
 def arrange_convolution(
@@ -196,7 +196,7 @@ def _choose_depth(step: steps.Convolution, most: int = _BLOCK_DEPTHS[0]) -> int:
     size = 2 if step.floating else 1
     return (
         min(
-            (each for each in (256, *_BLOCK_DEPTHS) if each <= most),
+            (block for block in (256, *_BLOCK_DEPTHS) if block <= most),
             key=lambda block: ceil(step.depth * size / block) * (block + _BLOCK_COST),
         )
         // size

@@ -78,7 +78,7 @@ def _open_note(key: Any) -> Any:
 @cache
 def _hash_kernels() -> str:
     return hash_value(
-        [each.read_text(encoding="utf-8") for each in sorted(Path(__file__).parent.rglob("*.py"))]
+        [file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.rglob("*.py"))]
     )
 
 
@@ -107,9 +107,9 @@ def _draw_like(tensor: Any) -> Any:
 def describe_operands(step: steps.Step, given: Operands) -> Any:
     """What a step's time depends on: equal for layers of equal steps and shapes."""
     return step, *(
-        (each.shape, each.stride(), each.dtype)
-        for each in (given.data, given.added)
-        if each is not None
+        (tensor.shape, tensor.stride(), tensor.dtype)
+        for tensor in (given.data, given.added)
+        if tensor is not None
     )
 
 
@@ -140,18 +140,18 @@ def _time_tactics(step: steps.Step, given: Operands) -> tuple[Choice, ...]:
     if not timed:
         why = refused[0] if refused else "none was tried"
         raise StageError(f"no kernel runs {steps.text_from_step(step)} on this GPU: {why}")
-    return tuple(sorted(timed, key=lambda each: each[1]))
+    return tuple(sorted(timed, key=lambda choice: choice[1]))
 
 
 def _agree(step: steps.Step, output: Any, first: Any) -> bool:
     """Whether two kernels give the same numbers, to the rounding of FP16, wherever the first's are finite."""
     if not step.floating:
         return bool(torch.equal(output, first))
-    expected, found = first.float(), output.float()
+    expected, got = first.float(), output.float()
     known = expected.isfinite()
-    expected, found = expected[known], found[known]
+    expected, got = expected[known], got[known]
     near = 1e-2 * float(expected.abs().max()) if step.half and expected.numel() else 1.0
-    return bool(torch.allclose(found, expected, rtol=1e-2, atol=near))
+    return bool(torch.allclose(got, expected, rtol=1e-2, atol=near))
 
 
 def time_launch(launch: Callable[[], Any]) -> float:

@@ -120,15 +120,15 @@ def int8_wgmma_block_at_once(
     )
     middle = gl.allocate_shared_memory(gl.int8, [64, MID], w.layout)
     copied = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for each in gl.static_range(3):
-        mbarrier.init(copied.index(each), count=1)
+    for at in gl.static_range(3):
+        mbarrier.init(copied.index(at), count=1)
     mbarrier.expect(copied.index(0), MID * (9 * MID + WIDE) + WIDE * NEXT)
     for tap in gl.static_range(9):
         tma.async_copy_global_to_shared(w, [0, tap * MID], copied.index(0), ws.index(tap))
-    for each in gl.static_range(CHUNKS):
-        tma.async_copy_global_to_shared(w3, [each * BN, 0], copied.index(0), w3s.index(each))
+    for chunk in gl.static_range(CHUNKS):
+        tma.async_copy_global_to_shared(w3, [chunk * BN, 0], copied.index(0), w3s.index(chunk))
         if NEXT > 0:
-            tma.async_copy_global_to_shared(w1, [0, each * BN], copied.index(0), w1s.index(each))
+            tma.async_copy_global_to_shared(w1, [0, chunk * BN], copied.index(0), w1s.index(chunk))
     columns = gl.arange(0, MID, layout=gl.SliceLayout(0, narrow))
     many = gl.arange(0, BN, layout=gl.SliceLayout(0, broad))
     gdc_wait()
@@ -169,10 +169,10 @@ def int8_wgmma_block_at_once(
             a3 = gl.load(scale3 + c * BN + many)[None, :]
             b3 = gl.load(bias3 + c * BN + many)[None, :]
             r = sums.index(c).load(broad)
-            found = warpgroup_mma_wait(num_outstanding=0, deps=[part])
+            product = warpgroup_mma_wait(num_outstanding=0, deps=[part])
             # the conversion of INT8 has an eighth of the rate of additions, so that of small INT32 is done by one
             wide = (r.to(gl.int32) + 0x4B400000).to(gl.float32, bitcast=True) - 12582912.0
-            value = gl.fma(wide, added_scale, gl.fma(found.to(gl.float32), a3, b3))
+            value = gl.fma(wide, added_scale, gl.fma(product.to(gl.float32), a3, b3))
             sums.index(c).store(quantize(value, 1))
             fence_async_shared()
             debug_barrier()
@@ -194,8 +194,8 @@ def int8_wgmma_block_at_once(
         i, h, v = find_box(tile + step, DOWN, ALONG, 1, 8, 8)
         _copy_added(added, sums, copied.index(2), i, h, v, tile + step < tiles, CHUNKS, BN)
         phase ^= 1
-    for each in gl.static_range(3):
-        mbarrier.invalidate(copied.index(each))
+    for at in gl.static_range(3):
+        mbarrier.invalidate(copied.index(at))
 
 
 @gluon.jit(do_not_specialize=["tiles"])
@@ -231,8 +231,8 @@ def fp16_wgmma_stem_at_once(
     ws = gl.allocate_shared_memory(gl.float16, [R * R, N, 16], flat)
     ys = gl.allocate_shared_memory(y.dtype, [ROWS * 8, N], done)
     copied = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for each in gl.static_range(3):
-        mbarrier.init(copied.index(each), count=1)
+    for at in gl.static_range(3):
+        mbarrier.init(copied.index(at), count=1)
     mbarrier.expect(copied.index(2), R * R * N * 32)
     for tap in gl.static_range(R * R):
         tma.async_copy_global_to_shared(w, [0, tap * 16], copied.index(2), ws.index(tap))
@@ -287,8 +287,8 @@ def fp16_wgmma_stem_at_once(
         )
         turn += 1  # noqa: SIM113 - Gluon has no enumerate
     tma.store_wait(pendings=0)
-    for each in gl.static_range(3):
-        mbarrier.invalidate(copied.index(each))
+    for at in gl.static_range(3):
+        mbarrier.invalidate(copied.index(at))
 
 
 @gluon.jit(do_not_specialize=["across"])

@@ -73,11 +73,11 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Mapp
 def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
     """Finds an invalid signature by `key`, and what it covers that is not of the dossier."""
     signed = list(_read_signed(folder, key))
-    problems = [each for each in signed if isinstance(each, str)]
+    problems = [part for part in signed if isinstance(part, str)]
     yield from problems
     if problems or checked.content is None or checked.verdict is None:
         return
-    (hashes,) = (each for each in signed if not isinstance(each, str))
+    (hashes,) = (part for part in signed if not isinstance(part, str))
     yield from _find_other_build(hashes, checked.files.hash(SUMS), checked.verdict.artifact.sha256)
     if (folder / BILL).read_bytes() != make_bill(checked.content, checked.verdict):
         yield f"{BILL}: is not the bill that the dossier gives"
@@ -86,10 +86,10 @@ def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path)
 def require_attested(deployment: Path, folder: Path, key: Path) -> None:
     """Raises BadInputError unless `folder` has a signature by `key` over the engine and the dossier of a deployment."""
     record = check_deployment(deployment).record
-    for each in _read_signed(folder, key):
-        problems = [each] if isinstance(each, str) else []
-        if not isinstance(each, str):
-            problems += _find_other_build(each, record.dossier.sha256, record.artifact_sha256)
+    for signed in _read_signed(folder, key):
+        problems = [signed] if isinstance(signed, str) else []
+        if not isinstance(signed, str):
+            problems += _find_other_build(signed, record.dossier.sha256, record.artifact_sha256)
         if problems:
             raise BadInputError(f"{folder} does not sign {deployment}: {problems[0]}")
 
@@ -104,8 +104,8 @@ def _find_other_build(
         for name, sha256 in hashes.items()
         if name.startswith(f"{ENGINE}/")
     }
-    found = next(iter(engine.values())) if len(engine) == 1 else hash_value(engine)
-    if found != artifact_sha256:
+    engine_sha256 = next(iter(engine.values())) if len(engine) == 1 else hash_value(engine)
+    if engine_sha256 != artifact_sha256:
         yield f"{SIGNATURE}: is of another engine"
 
 
@@ -126,7 +126,7 @@ def _read_signed(folder: Path, key: Path) -> Iterator[str | Mapping[str, str]]:
         if predicate["serialization"]["hash_type"] != "sha256":
             yield f"{SIGNATURE}: signs other hashes than SHA-256"
             return
-        yield {each["name"]: each["digest"] for each in predicate["resources"]}
+        yield {resource["name"]: resource["digest"] for resource in predicate["resources"]}
     except Exception as error:  # noqa: BLE001  # model-signing raises what its parsers raise
         yield f"{SIGNATURE}: not signed by this key, or something was changed ({first_line(error)})"
 

@@ -74,12 +74,12 @@ def check_deployment(folder: Path) -> CheckedDeployment:
         BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
     )
     names = [
-        each
-        for each in (record.engine, record.preprocessing, record.ensemble)
-        if each and to_server
+        model
+        for model in (record.engine, record.preprocessing, record.ensemble)
+        if model and to_server
     ]
     problems = [
-        f"{each} has no {CONFIG}" for each in names if not files.has(f"{MODELS}/{each}/{CONFIG}")
+        f"{model} has no {CONFIG}" for model in names if not files.has(f"{MODELS}/{model}/{CONFIG}")
     ]
     if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
         problems.append(
@@ -101,8 +101,8 @@ def find_differences(record: DeploymentRecord, here: Environment | None = None) 
         if then.get_fact(name) != now.get_fact(name):
             yield f"{name}: the evidence is from {then.get_fact(name)}; here: {now.get_fact(name)}"
     for name, version in then.packages.items():
-        if (found := now.packages.get(name, "none")) != version:
-            yield f"{name}: the evidence is from {version}; here: {found}"
+        if (installed := now.packages.get(name, "none")) != version:
+            yield f"{name}: the evidence is from {version}; here: {installed}"
 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
@@ -145,9 +145,9 @@ def find_configuration_problems(
         yield from find_tensor_differences(config, name, inputs, outputs)
         if name in labeled:
             yield from _check_labels(models / name, config, record.labels)
-        steps = [each.model_name for each in config.ensemble_scheduling.step]
+        steps = [step.model_name for step in config.ensemble_scheduling.step]
         if name != record.ensemble:
-            yield from _check_warm_up(models / name, config, [each.name for each in inputs])
+            yield from _check_warm_up(models / name, config, [spec.name for spec in inputs])
         elif steps != [record.preprocessing, record.engine]:
             yield f"{name}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"
     if (backend := engine.backend) != serving.triton_backend:
@@ -163,7 +163,7 @@ def _check_labels(folder: Path, config: Any, wanted: Sequence[str]) -> Iterator[
         return
     labels = (folder / LABELS).read_text(encoding="utf-8").splitlines()
     wrong = [
-        at for at, (one, other) in enumerate(zip(labels, wanted, strict=False)) if one != other
+        at for at, (label, other) in enumerate(zip(labels, wanted, strict=False)) if label != other
     ]
     if wrong or len(labels) != len(wanted):
         at = wrong[0] if wrong else min(len(labels), len(wanted))
@@ -173,8 +173,8 @@ def _check_labels(folder: Path, config: Any, wanted: Sequence[str]) -> Iterator[
 def _check_warm_up(folder: Path, config: Any, inputs: Sequence[str]) -> Iterator[str]:
     if not config.model_warmup:
         yield f"{folder.name}: model_warmup is missing: the first requests would pay for lazy initialization"
-    for each in config.model_warmup:
+    for warm_up in config.model_warmup:
         for name in inputs:
-            file = each.inputs[name].input_data_file if name in each.inputs else ""
+            file = warm_up.inputs[name].input_data_file if name in warm_up.inputs else ""
             if not file or not (folder / WARM_UP / file).is_file():
-                yield f"{folder.name}: warm-up '{each.name}' has no data for input '{name}'"
+                yield f"{folder.name}: warm-up '{warm_up.name}' has no data for input '{name}'"

@@ -46,8 +46,8 @@ def write_folder(
         "engine": record.engine,
         "input": build.card.inputs[0].name,
         "inputs": {
-            each.name: {"dtype": each.dtype, "min": each.min, "max": each.max, "batch": each.batch}
-            for each in build.card.inputs
+            spec.name: {"dtype": spec.dtype, "min": spec.min, "max": spec.max, "batch": spec.batch}
+            for spec in build.card.inputs
         },
         "labels": record.labels,
         "runtime": serving.loader_settings,

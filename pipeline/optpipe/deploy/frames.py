@@ -71,12 +71,14 @@ def read_frame(
     if not (line := pipe.readline()):
         return None
     header = json.loads(line)
-    found = {}
-    for each in header["tensors"]:
-        if memory is not None and "offset" in each:
-            found[each["name"]] = memory.view(each["offset"], each["dtype"], tuple(each["shape"]))
-        else:
-            found[each["name"]] = np.frombuffer(pipe.read(each["bytes"]), each["dtype"]).reshape(
-                each["shape"]
+    arrays = {}
+    for tensor in header["tensors"]:
+        if memory is not None and "offset" in tensor:
+            arrays[tensor["name"]] = memory.view(
+                tensor["offset"], tensor["dtype"], tuple(tensor["shape"])
             )
-    return header, found
+        else:
+            arrays[tensor["name"]] = np.frombuffer(
+                pipe.read(tensor["bytes"]), tensor["dtype"]
+            ).reshape(tensor["shape"])
+    return header, arrays

@@ -76,7 +76,7 @@ def write_service(
     choices = [_choose_cpus(build, threads), _choose_memory(build)]
     if build.artifact.info.device == "cuda" or _decodes_on_gpu(build):
         choices.append(Choice("resources.nvidia.com/gpu", "1", "the evidence is of one GPU"))
-    resources = {each.setting.removeprefix("resources."): each.value for each in choices}
+    resources = {choice.setting.removeprefix("resources."): choice.value for choice in choices}
     manifest = _make_manifest(build, service, resources)
     (folder / MANIFEST).write_text(manifest, encoding="utf-8")
 

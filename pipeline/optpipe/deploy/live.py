@@ -88,8 +88,8 @@ def check_live(
     return DeployResult(str(folder), checked.record, (), proof)
 
 
-def document_from_live_check(found: DeployResult) -> Document:
-    proof, record = found.proof, found.deployment
+def document_from_live_check(deployed: DeployResult) -> Document:
+    proof, record = deployed.proof, deployed.deployment
     assert proof is not None
     assert proof.verdict is not None
     text = f"{record.model} ({record.backend} {record.precision}) on {proof.server}"
@@ -97,7 +97,7 @@ def document_from_live_check(found: DeployResult) -> Document:
         [
             Sentence(text, TONES[proof.verdict], proof.verdict),
             tabulate_results(proof.criteria),
-            *(Sentence(each, Tone.DOUBTFUL) for each in proof.notes),
+            *(Sentence(note, Tone.DOUBTFUL) for note in proof.notes),
         ]
     )
 
@@ -146,23 +146,25 @@ def _replay_live(
         verdict = Verdict.INCONCLUSIVE if lost else Verdict.FAIL
         return ProofRecord(url, {}, (), (), verdict, (CriterionResult("server", verdict, why),))
     server = f"{about.get('name', 'server')} {about.get('version')} at {url}"
-    found = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
-    if not any(each.outputs for each in expected):
+    criteria = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
+    if not any(request.outputs for request in expected):
         unknown = "the artifact's outputs were not recorded at deployment"
         notes.append(f"{unknown}: served ones are compared with the source model's")
     extensions = about.get("extensions")
     tells = isinstance(extensions, list) and "model_configuration" in extensions
     if not tells:
         notes.append("the server does not report its configuration")
-    for model, asked in group_pairs((each.model, each) for each in expected).items():
+    for model, asked in group_pairs((request.model, request) for request in expected).items():
         with listener.step(f"{model} over {protocol}"):
             comparison, judged = replay(checked, client, protocol, asked)
             comparisons.append(comparison)
-            found += judged
+            criteria += judged
             if tells:
-                found.append(_judge_configuration(checked, client, model))
+                criteria.append(_judge_configuration(checked, client, model))
     if load is not None and all(
-        each.verdict is Verdict.PASS for each in found if each.name.startswith("answers.")
+        criterion.verdict is Verdict.PASS
+        for criterion in criteria
+        if criterion.name.startswith("answers.")
     ):
         for wanted, limits in loads.items():
             spec, rows = fill_load(checked, wanted, expected[0].inputs)
@@ -172,13 +174,13 @@ def _replay_live(
                 # without a rate its requests follow each other: a latency counts from sending
                 paced = ((None for _ in due), 1) if spec.rate_per_s is None else (due, CONNECTIONS)
                 answers, failed = send_requests(connect, record.engine, given, *paced)
-                found.append(
+                criteria.append(
                     judge_failed(f"answers.{limits[0].name}", len(answers) + len(failed), failed)
                 )
                 if answers and not failed:
-                    found += judge_latencies(answers, limits, spec, load[1])
-    verdict = combine_verdicts(each.verdict for each in found)
-    return ProofRecord(server, {}, tuple(comparisons), tuple(notes), verdict, tuple(found))
+                    criteria += judge_latencies(answers, limits, spec, load[1])
+    verdict = combine_verdicts(criterion.verdict for criterion in criteria)
+    return ProofRecord(server, {}, tuple(comparisons), tuple(notes), verdict, tuple(criteria))
 
 
 def split_address(url: str) -> SplitResult:
@@ -210,7 +212,7 @@ def split_address(url: str) -> SplitResult:
 
 def bound_answer(expected: Sequence[Expected], largest_batch: int, times: int = TEXT_TIMES) -> int:
     """The bytes of an answer that are read at most: `times` those of the largest batch, and FACT_BYTES of what surrounds it."""
-    known = [(each.inputs, each.outputs or each.source) for each in expected]
+    known = [(request.inputs, request.outputs or request.source) for request in expected]
     sizes = [
         sum(array.nbytes for array in outputs.values()) / max(map(len, inputs.values()), default=1)
         for inputs, outputs in known
@@ -231,8 +233,10 @@ def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     if limit:
         if (size_bytes := told.ByteSize()) > FACT_BYTES:
             raise StageError(f"{problem}: the answer has {size_bytes:,} bytes")
-        found: Mapping[str, Any] = json_format.MessageToDict(told, preserving_proto_field_name=True)
-        return found
+        answer: Mapping[str, Any] = json_format.MessageToDict(
+            told, preserving_proto_field_name=True
+        )
+        return answer
     if not isinstance(told, dict):
         raise StageError(f"{problem}: the answer is no JSON object")
     return told
@@ -253,19 +257,23 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
         why = f"the server's answer is not a configuration: {first_line(error)}"
         return CriterionResult(name, Verdict.INCONCLUSIVE, why)
     shown = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-    want, have = (json_format.MessageToDict(each, **shown) for each in (written, served))
+    want, have = (json_format.MessageToDict(config, **shown) for config in (written, served))
     problems: list[str] = []
 
-    def compare(one: Any, other: Any, path: str) -> None:
+    def compare(expected: Any, actual: Any, path: str) -> None:
         """Finds written settings that are served otherwise; the server may add defaults."""
-        if isinstance(one, dict) and isinstance(other, dict):
-            for name, each in one.items():
-                compare(each, other.get(name), f"{path}.{name}".removeprefix("."))
-        elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-            for number, (each, beside) in enumerate(zip(one, other, strict=True)):
-                compare(each, beside, f"{path}[{number}]")
-        elif one != other and one not in ("", [], {}):
-            problems.append(f"{path} is {other or 'not set'}, {one or 'not set'} in the deployment")
+        if isinstance(expected, dict) and isinstance(actual, dict):
+            for name, setting in expected.items():
+                compare(setting, actual.get(name), f"{path}.{name}".removeprefix("."))
+        elif (
+            isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual)
+        ):
+            for number, (setting, beside) in enumerate(zip(expected, actual, strict=True)):
+                compare(setting, beside, f"{path}[{number}]")
+        elif expected != actual and expected not in ("", [], {}):
+            problems.append(
+                f"{path} is {actual or 'not set'}, {expected or 'not set'} in the deployment"
+            )
 
     compare({"dynamic_batching": None, **want}, {"dynamic_batching": None, **have}, "")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -294,15 +302,15 @@ def judge_latencies(
     percents = {percent_from_name(limit.metric) for limit in limits}
     about = f"{spec}; {len(answers):,} requests at {rate_per_s:g}/s, from this client to one running server"
 
-    for each in limits:
-        limit, percent = float(each.threshold), percent_from_name(each.metric)
+    for criterion in limits:
+        limit, percent = float(criterion.threshold), percent_from_name(criterion.metric)
         late = latency_ns[len(latency_ns) // 2 :] > limit
         exceeded = behind and bound_late_share(late.tolist()) > 1 - percent / 100
         transient = count_transient_queries(utilization, percent) if paced else 0
         kept = latency_ns[min(transient, len(latency_ns) // 2) :]
         needed = max(fewest, transient + count_queries_needed(utilization, percent))
         few = paced and len(answers) < needed
-        lower = sorted(one for one in percents if one <= percent)
+        lower = sorted(other for other in percents if other <= percent)
         summary = summary_from_ns(kept, lower, FEW_CONFIDENCE if few else CONFIDENCE)
         shown = None if behind else summary.percentile(percent)
         interval = None if shown is None else shown.interval
@@ -338,5 +346,14 @@ def judge_latencies(
             more = f"send {number} requests with " + Argument("load", f"NUMBER@{wanted:g}")
         value = None if shown is None else shown.value
         yield CriterionResult(
-            each.name, verdict, why, each.limit, more, value, interval, limit, Dimension.TIME, about
+            criterion.name,
+            verdict,
+            why,
+            criterion.limit,
+            more,
+            value,
+            interval,
+            limit,
+            Dimension.TIME,
+            about,
         )

@@ -58,10 +58,10 @@ from optpipe.workspace.store import Store
 
 def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Criterion]]:
     """The loads of the policy's latency limits, each with its limits; single requests if there are none."""
-    found: dict[LoadSpec, list[Criterion]] = {}
-    for each in policy.criteria:
-        where = each.where
-        if each.is_of(LATENCY) and where.scenario in (
+    loads: dict[LoadSpec, list[Criterion]] = {}
+    for criterion in policy.criteria:
+        where = criterion.where
+        if criterion.is_of(LATENCY) and where.scenario in (
             None,
             Scenario.SINGLE_STREAM,
             Scenario.SERVER,
@@ -70,8 +70,8 @@ def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Crite
             scenario = where.scenario or Scenario.SINGLE_STREAM
             rate = None if where.rate is None else float(where.rate)
             load = LoadSpec(size, scenario, Mode.END_TO_END, rate_per_s=rate, length=where.length)
-            found.setdefault(load, []).append(each)
-    return found or {LoadSpec(1, mode=Mode.END_TO_END): []}
+            loads.setdefault(load, []).append(criterion)
+    return loads or {LoadSpec(1, mode=Mode.END_TO_END): []}
 
 
 def fill_load(
@@ -142,13 +142,15 @@ def prove_deployment(
             comparisons: list[Comparison] = []
             for protocol, place in zip(PROTOCOLS, places, strict=True):
                 client = open_client(protocol, place)
-                for asked in group_pairs((each.model, each) for each in expected).values():
-                    found, judged = replay(checked, client, protocol, asked)
-                    for one in (each for each in judged if each.verdict is not Verdict.PASS):
-                        raise (StageError if one.name.startswith("answers") else GateError)(
-                            one.reason
+                for asked in group_pairs((request.model, request) for request in expected).values():
+                    comparison, judged = replay(checked, client, protocol, asked)
+                    for failure in (
+                        criterion for criterion in judged if criterion.verdict is not Verdict.PASS
+                    ):
+                        raise (StageError if failure.name.startswith("answers") else GateError)(
+                            failure.reason
                         )
-                    comparisons.append(found)
+                    comparisons.append(comparison)
                 step.advance()
     behind = [model for model, proven in models.items() if proven.startswith("configured")]
     have = ", ".join(list_backends(program))
@@ -160,7 +162,7 @@ def arrange_models(
     checked: CheckedDeployment, program: ServerProgram, target: Path
 ) -> dict[str, str]:
     """Links the repository; models without a backend on this server get the Python backend."""
-    have, found = list_backends(program), {}
+    have, proven = list_backends(program), {}
     for source in sorted((checked.folder / MODELS).resolve().glob("*/")):
         shutil.copytree(
             source,
@@ -169,23 +171,23 @@ def arrange_models(
         )
         config = read_config(source / CONFIG)
         if config.platform == "ensemble" or (config.backend in have and config.backend != "python"):
-            found[source.name] = "served by tritonserver"
+            proven[source.name] = "served by tritonserver"
             continue
         own = "served by tritonserver, through optpipe's session"
         lacking = f"configured, not run: {config.backend}; run by optpipe's session"
-        found[source.name] = own if config.backend == "python" else lacking
+        proven[source.name] = own if config.backend == "python" else lacking
         _put_behind_shim(config, checked.record, source, target / source.name)
-    return found
+    return proven
 
 
 def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target: Path) -> None:
     pb = require_tritonclient()
     config.backend, config.platform, config.default_model_filename = "python", "", ""
     config.ClearField("optimization")
-    for each in config.instance_group:
-        each.kind = pb.ModelInstanceGroup.KIND_CPU
-    for each in config.input:
-        each.allow_ragged_batch = False
+    for group in config.instance_group:
+        group.kind = pb.ModelInstanceGroup.KIND_CPU
+    for tensor in config.input:
+        tensor.allow_ragged_batch = False
     add_shim_parameters(
         config, source / "1", "artifact" if source.name == record.engine else "preprocessing"
     )
@@ -240,15 +242,15 @@ def translate_errors(problem: str) -> Iterator[None]:
 
 def prepare_inputs(module: Any, arrays: Mapping[str, np.ndarray]) -> list[Any]:
     """The inputs of a request for `tritonclient.grpc` or `tritonclient.http`."""
-    found = []
+    inputs = []
     for name, array in arrays.items():
-        found.append(
+        inputs.append(
             module.InferInput(
                 name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")
             )
         )
-        found[-1].set_data_from_numpy(array)
-    return found
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
 
 
 class Answer(NamedTuple):
@@ -346,11 +348,11 @@ def replay(
     failed: list[str] = []
     versions: dict[str, None] = {}
     model, equal, worst, sent = asked[0].model, 0, 0.0, 0
-    for each in asked:
+    for request in asked:
         begun, sent = monotonic(), sent + 1
         try:
             same, error, version = _compare(
-                checked, client, f"{model} over {protocol}, request {sent}", each
+                checked, client, f"{model} over {protocol}, request {sent}", request
             )
         except GateError as problem:
             wrong.append(str(problem))
@@ -383,30 +385,30 @@ def judge_failed(name: str, sent: int, failed: Sequence[str]) -> CriterionResult
 
 
 def _compare(
-    checked: CheckedDeployment, client: Client, where: str, each: Expected
+    checked: CheckedDeployment, client: Client, where: str, request: Expected
 ) -> tuple[bool, float, str]:
     """Whether the outputs equal the artifact's to the bit, their largest relative error, and the version that answered.
 
     Raises GateError if an output, a class or a label is not the signed-off one, StageError if the server refuses the request.
     """
-    record, inside = checked.record, each.model == checked.record.engine
-    names = list(each.outputs or each.source) or [spec.name for spec in checked.card.outputs]
+    record, inside = checked.record, request.model == checked.record.engine
+    names = list(request.outputs or request.source) or [spec.name for spec in checked.card.outputs]
     by_position = inside and checked.serving is not None and checked.serving.by_position
     served = list_positions("OUTPUT", len(names)) if by_position else names
-    sent = name_inputs(checked.serving, each.inputs) if inside else each.inputs
-    answer = ask(client, each.model, sent, served)
+    sent = name_inputs(checked.serving, request.inputs) if inside else request.inputs
+    answer = ask(client, request.model, sent, served)
     got = {
         name: read_output(answer, outside, where)
         for name, outside in zip(names, served, strict=True)
     }
-    worst = max(_judge(record, where, each, name, got) for name in names)
+    worst = max(_judge(record, where, request, name, got) for name in names)
     whole = {name: output for name, output in got.items() if output is not None}
-    if each.prediction is not None:
-        _judge_label(record, client, where, each, names[0], whole[names[0]])
+    if request.prediction is not None:
+        _judge_label(record, client, where, request, names[0], whole[names[0]])
     response = answer.get_response()
     version = response["model_version"] if isinstance(response, dict) else response.model_version
     return (
-        all(whole[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs),
+        all(whole[name].tobytes() == request.outputs[name].tobytes() for name in request.outputs),
         worst,
         version,
     )
@@ -417,7 +419,7 @@ def read_output(answer: Any, name: str, where: str) -> np.ndarray | None:
     from tritonclient.utils import InferenceServerException
 
     try:
-        found: np.ndarray | None = answer.as_numpy(name)
+        output: np.ndarray | None = answer.as_numpy(name)
     except (
         InferenceServerException,
         ValueError,
@@ -428,13 +430,13 @@ def read_output(answer: Any, name: str, where: str) -> np.ndarray | None:
     ) as error:
         raise GateError(f"{where}: output '{name}' is not a tensor: {first_line(error)}") from error
     else:
-        return found
+        return output
 
 
 def _judge(
     record: DeploymentRecord,
     where: str,
-    each: Expected,
+    request: Expected,
     name: str,
     answer: Mapping[str, np.ndarray | None],
 ) -> float:
@@ -443,21 +445,23 @@ def _judge(
     Raises GateError if it is too large.
     """
     got = answer[name]
-    want = each.outputs.get(name, each.source.get(name, got))
+    want = request.outputs.get(name, request.source.get(name, got))
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         have = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
         shape = "" if want is None else f", the signed-off one is {want.dtype} {list(want.shape)}"
         raise GateError(f"{where}: output '{name}' is {have}{shape}")
-    allowed = min(SERVED_TOLERANCE, record.tolerance) if name in each.outputs else record.tolerance
+    allowed = (
+        min(SERVED_TOLERANCE, record.tolerance) if name in request.outputs else record.tolerance
+    )
     whole = {key: value for key, value in answer.items() if value is not None}
-    aligned = align_rows(each.outputs or each.source, whole, record.selection, allowed)
+    aligned = align_rows(request.outputs or request.source, whole, record.selection, allowed)
     error = compute_output_error(name, want, aligned[name])
     if not error.finite or error.relative > allowed:
         problem = f"{where}: output '{name}' is not the signed-off one"
         raise GateError(f"{problem}: relative error {error.relative:.2g} exceeds {allowed:g}")
-    if name in each.source:
-        aligned = align_rows(each.source, whole, record.selection, record.tolerance)
-        beside = compute_output_error(name, each.source[name], aligned[name])
+    if name in request.source:
+        aligned = align_rows(request.source, whole, record.selection, record.tolerance)
+        beside = compute_output_error(name, request.source[name], aligned[name])
         if beside.relative > record.tolerance:
             problem = f"{where}: output '{name}' differs from the source model's"
             raise GateError(
@@ -467,17 +471,22 @@ def _judge(
 
 
 def _judge_label(
-    record: DeploymentRecord, client: Client, where: str, each: Expected, name: str, got: np.ndarray
+    record: DeploymentRecord,
+    client: Client,
+    where: str,
+    request: Expected,
+    name: str,
+    got: np.ndarray,
 ) -> None:
     """Raises GateError if the class or its label is not the signed-off one."""
     best = int(got.reshape(len(got), -1).argmax(axis=1)[0])
-    if best != each.prediction:
+    if best != request.prediction:
         raise GateError(
-            f"{where}: predicts class {best}, the signed-off prediction is {each.prediction}"
+            f"{where}: predicts class {best}, the signed-off prediction is {request.prediction}"
         )
     if not record.labels:
         return
-    told = read_output(ask(client, each.model, each.inputs, [name], classes=1), name, where)
+    told = read_output(ask(client, request.model, request.inputs, [name], classes=1), name, where)
     first = b"" if told is None or told.size == 0 else told.reshape(-1)[0]
     text = first.decode(errors="replace") if isinstance(first, bytes) else str(first)
     index, _, label = text.partition(":")[2].partition(":")  # VALUE:INDEX:LABEL

@@ -88,7 +88,7 @@ def open_interpreter(
     environment = {**kept, "PYTHONPATH": os.pathsep.join([str(source), *inherited])}
     facts = ask_python(Path(program), _PROBE, environment, "python", needed, list(packages))
     if facts["missing"]:
-        names = " ".join(each.replace("_", "-") for each in needed)
+        names = " ".join(name.replace("_", "-") for name in needed)
         given = Argument("python", path)
         problem = given + f" lacks {', '.join(facts['missing'])}, which the worker needs"
         raise MissingError(problem + f": uv pip install -p {path} {names}")
@@ -117,7 +117,8 @@ def outputs_of_interpreter(
             "the artifact does not run in this environment: " + error.message
         ) from error
     return {
-        each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in outputs
+        output.name: join_batches(output.name, [run[output.name] for run in runs])
+        for output in outputs
     }
 
 
@@ -135,13 +136,13 @@ def list_output_changes(
         if before.shape != after.shape or before.dtype != after.dtype:
             yield OutputChange(name, before.size, before.size, None, float("inf"), None)
             continue
-        pair = [np.ascontiguousarray(each) for each in (before, after)]
-        bits = [each.view(np.uint8).reshape(*each.shape, -1) for each in pair]
+        pair = [np.ascontiguousarray(output) for output in (before, after)]
+        bits = [output.view(np.uint8).reshape(*output.shape, -1) for output in pair]
         changed = (bits[0] != bits[1]).any(axis=-1)
-        first = tuple(int(each[0]) for each in np.nonzero(changed)) if changed.any() else None
+        first = tuple(int(index[0]) for index in np.nonzero(changed)) if changed.any() else None
         predictions = None
         if classifies and at == 0:
-            best = [each.reshape(len(each), -1).argmax(axis=1) for each in (before, after)]
+            best = [output.reshape(len(output), -1).argmax(axis=1) for output in (before, after)]
             predictions = int((best[0] != best[1]).sum())
         error = compute_output_error(name, before, after)
         yield OutputChange(
@@ -171,7 +172,7 @@ def recheck(
             f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck"
         )
     # a well measured load; of several the newest
-    group = max(reversed(groups), key=lambda each: min(each.count_processes(), MIN_VALUES))
+    group = max(reversed(groups), key=lambda group: min(group.count_processes(), MIN_VALUES))
     load = replace(
         group.load,
         min_seconds=MIN_SECONDS,
@@ -184,7 +185,7 @@ def recheck(
         runtimes = BACKENDS[info.backend].packages
         required = (*NEEDED, "scipy") if build.selection.outputs else NEEDED
         names = sorted({*signed.packages, *list_runtime_packages(), *runtimes, "numpy"})
-        old, new = (open_interpreter(each, names, scratch, required) for each in (None, python))
+        old, new = (open_interpreter(path, names, scratch, required) for path in (None, python))
         changes = _list_version_changes(
             dict(signed.packages) | {"python": signed.python}, old.versions, runtimes
         )
@@ -229,17 +230,19 @@ def judge_recheck(
 ) -> tuple[Verdict, tuple[str, ...]]:
     """FAIL for outputs beyond the tolerance, other predictions, or a proven slowdown; PASS if all are excluded."""
     failed, open_points, seen = [], [], []
-    for each in outputs:
-        if each.relative_error > tolerance:
+    for output in outputs:
+        if output.relative_error > tolerance:
             failed.append(
-                f"output '{each.name}': relative error {each.relative_error:.2g} exceeds {tolerance:g}"
+                f"output '{output.name}': relative error {output.relative_error:.2g} exceeds {tolerance:g}"
             )
-        if each.predictions_changed:
-            failed.append(f"output '{each.name}': {each.predictions_changed} predictions changed")
-        if each.changed:
-            at = f", the first at {list(each.first_changed)}" if each.first_changed else ""
+        if output.predictions_changed:
+            failed.append(
+                f"output '{output.name}': {output.predictions_changed} predictions changed"
+            )
+        if output.changed:
+            at = f", the first at {list(output.first_changed)}" if output.first_changed else ""
             seen.append(
-                f"output '{each.name}': {each.changed:,} of {each.values:,} values changed{at}"
+                f"output '{output.name}': {output.changed:,} of {output.values:,} values changed{at}"
             )
     text = f"p50 is {format_ratio(latency)}"
     if latency.change is Change.SLOWER:
@@ -273,7 +276,8 @@ def _compare_outputs(
         group.newest.measurement.subject.options,
     )
     before, after = (
-        outputs_of_interpreter(each, build, known.inputs, options) for each in (old, new)
+        outputs_of_interpreter(interpreter, build, known.inputs, options)
+        for interpreter in (old, new)
     )
     classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
     return tuple(list_output_changes(before, after, build.selection, classifies=classifies))
@@ -289,9 +293,11 @@ def _prepare(
 ) -> TrialSubject:
     model = store.find(build.artifact.manifest.parents[0], ModelInfo)
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
-    found = prepare_subject(
+    subject = prepare_subject(
         artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch / "run", load.length
     )
-    arguments = {**found.session.arguments, "workspace": str(store.workspace.absolute())}
+    arguments = {**subject.session.arguments, "workspace": str(store.workspace.absolute())}
     options = group.newest.measurement.subject.options
-    return replace(found, session=replace(found.session, arguments=arguments)).with_options(options)
+    return replace(subject, session=replace(subject.session, arguments=arguments)).with_options(
+        options
+    )

@@ -128,10 +128,10 @@ class DeployResult:
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        found = self.deployment
+        record = self.deployment
         proven = "" if self.proof is None else ", proven on a server"
-        build = f"{found.model}: {found.backend} {found.precision}"
-        return f"DeployResult({self.folder!r}, {found.target}, {build}{proven})"
+        build = f"{record.model}: {record.backend} {record.precision}"
+        return f"DeployResult({self.folder!r}, {record.target}, {build}{proven})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +166,16 @@ class RecheckRecord:
     warnings: tuple[str, ...] = ()
 
 
-def document_from_deployment(found: DeployResult) -> Document:
-    record, dossier = found.deployment, found.deployment.dossier
+def document_from_deployment(deployed: DeployResult) -> Document:
+    record, dossier = deployed.deployment, deployed.deployment.dossier
     to_server = record.target != "folder"
     built = f"{record.model}: {record.backend} {record.precision} ({record.device})"
-    prove = Call("deploy", check=found.folder, prove=True)
+    prove = Call("deploy", check=deployed.folder, prove=True)
     because = f"deployed on {dossier.verdict} because: {dossier.because}"
     without = (
         f"not set, because Triton's backend has no such setting: {', '.join(record.not_carried)}"
     )
-    choices = [(each.setting, each.value, each.source) for each in record.choices]
+    choices = [(choice.setting, choice.value, choice.source) for choice in record.choices]
     return make_document(
         [
             Sentence(f"{built} for {record.target}, from dossier {dossier.name}"),
@@ -184,13 +184,13 @@ def document_from_deployment(found: DeployResult) -> Document:
             Sentence(without, Tone.DOUBTFUL) if record.not_carried else None,
             Sentence(f"passport: {record.triton}", Tone.FAINT) if to_server else None,
             *(
-                Sentence(each, Tone.DOUBTFUL, "differs from the evidence")
-                for each in found.differences
+                Sentence(difference, Tone.DOUBTFUL, "differs from the evidence")
+                for difference in deployed.differences
             ),
-            *(_describe_proof(found.proof) if found.proof else ()),
-            Sentence(found.folder, Tone.STRONG, "deployment"),
+            *(_describe_proof(deployed.proof) if deployed.proof else ()),
+            Sentence(deployed.folder, Tone.STRONG, "deployment"),
             Sentence(prove, Tone.FAINT, "prove it on a server")
-            if found.proof is None and to_server
+            if deployed.proof is None and to_server
             else None,
         ]
     )
@@ -200,16 +200,16 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
     tone, label = (Tone.DOUBTFUL, "PROVEN IN PART") if proof.notes else (Tone.GOOD, "PROVEN")
     yield Sentence(f"on {proof.server}", tone, label)
     rows = []
-    for each in proof.comparisons:
-        error = "0" if each.relative_error == 0 else f"{each.relative_error:.1e}"
+    for comparison in proof.comparisons:
+        error = "0" if comparison.relative_error == 0 else f"{comparison.relative_error:.1e}"
         rows.append(
             (
-                each.model,
-                each.protocol,
-                str(each.requests),
-                str(each.equal_bits),
+                comparison.model,
+                comparison.protocol,
+                str(comparison.requests),
+                str(comparison.equal_bits),
                 error,
-                each.predictions,
+                comparison.predictions,
             )
         )
     figures = figure_columns("requests", "bit-identical", "largest error")
@@ -217,7 +217,7 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
     yield from (
         Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items()
     )
-    yield from (Sentence(each, Tone.DOUBTFUL) for each in proof.notes)
+    yield from (Sentence(note, Tone.DOUBTFUL) for note in proof.notes)
 
 
 def format_ratio(latency: Ratio) -> str:
@@ -229,24 +229,24 @@ def format_ratio(latency: Ratio) -> str:
     )
 
 
-def document_from_recheck(found: RecheckRecord) -> Document:
-    latency = found.latency
-    versions = [(name, *each) for name, each in found.versions.items()]
+def document_from_recheck(record: RecheckRecord) -> Document:
+    latency = record.latency
+    versions = [(name, *pair) for name, pair in record.versions.items()]
     outputs = [
-        f"output {one.name}: {f'{one.changed:,} of {one.values:,} values changed' if one.changed else 'equal'}, "
-        f"relative error {one.relative_error:.2g}"
-        for one in found.outputs
+        f"output {output.name}: {f'{output.changed:,} of {output.values:,} values changed' if output.changed else 'equal'}, "
+        f"relative error {output.relative_error:.2g}"
+        for output in record.outputs
     ]
     turns = f"{latency.rounds} rounds of two alternating processes"
     return make_document(
         [
-            Sentence(str(found.dossier), TONES[found.verdict], found.verdict, found.reasons),
+            Sentence(str(record.dossier), TONES[record.verdict], record.verdict, record.reasons),
             make_table(("changed", "old", "new"), versions)
             if versions
             else Sentence("versions: nothing changed"),
             *map(Sentence, outputs),
             Sentence(
-                f"latency p50, {found.load}: {format_ratio(latency)}, {latency.change}; {turns}"
+                f"latency p50, {record.load}: {format_ratio(latency)}, {latency.change}; {turns}"
             ),
         ]
     )

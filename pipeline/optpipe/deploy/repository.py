@@ -130,8 +130,8 @@ def write_requests(
     """Writes the requests of a proof: reference inputs with the source model's outputs, and signed-off images."""
     known = reference_from_file(build.samples.file(REFERENCE))
     by_boxes = build.verification.info.by_boxes if build.verification else ()
-    first = {each.name: each.batch for each in build.card.inputs}
-    first |= {each.name: each.batch for each in build.card.outputs}
+    first = {spec.name: spec.batch for spec in build.card.inputs}
+    first |= {spec.name: spec.batch for spec in build.card.outputs}
     rows = {
         f"{side}:{name}": array[:REQUEST_ROWS] if first.get(name, 0) == 0 else array
         for side, arrays in (("input", known.inputs), ("output", known.outputs))

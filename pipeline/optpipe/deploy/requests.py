@@ -49,22 +49,22 @@ def list_expected(
     requests, recorded = list(_list_requests(folder, record, card)), folder / REQUESTS / OUTPUTS
     if engine is not None:
         preprocess = None
-        for each in requests:
-            inputs = each.inputs
-            if each.model != record.engine:
+        for request in requests:
+            inputs = request.inputs
+            if request.model != record.engine:
                 preprocess = preprocess or open_preprocessing(
                     folder / MODELS / str(record.preprocessing) / "1"
                 )
                 inputs = {
                     card.inputs[0].name: preprocess([{DALI_INPUT: inputs[ENCODED]}])[0][DALI_OUTPUT]
                 }
-            yield replace(each, outputs=engine([inputs])[0])
+            yield replace(request, outputs=engine([inputs])[0])
     elif recorded.is_file():
         with read_as_user_file(recorded, "the outputs of a deployment"):
-            found = read_arrays(recorded)
-        for number, each in enumerate(requests):
-            names = [name for name in found if name.startswith(f"{number}:")]
-            yield replace(each, outputs={name.partition(":")[2]: found[name] for name in names})
+            arrays = read_arrays(recorded)
+        for number, request in enumerate(requests):
+            names = [name for name in arrays if name.startswith(f"{number}:")]
+            yield replace(request, outputs={name.partition(":")[2]: arrays[name] for name in names})
     else:
         yield from requests
 
@@ -73,13 +73,13 @@ def record_outputs(folder: Path, record: DeploymentRecord, card: ModelCard) -> N
     """Writes the outputs of the artifact in a deployment's `folder` for its requests."""
     place = folder / MODELS / record.engine
     engine = open_artifact(place / "1", record.options, read_config(place / CONFIG).max_batch_size)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     images = 0
-    for number, each in enumerate(list_expected(folder, record, card, engine)):
-        images += each.model != record.engine
+    for number, request in enumerate(list_expected(folder, record, card, engine)):
+        images += request.model != record.engine
         if images <= RECORDED_IMAGES:
-            found |= {f"{number}:{name}": array for name, array in each.outputs.items()}
-    write_arrays(folder / REQUESTS / OUTPUTS, found)
+            arrays |= {f"{number}:{name}": array for name, array in request.outputs.items()}
+    write_arrays(folder / REQUESTS / OUTPUTS, arrays)
 
 
 def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> Iterator[Expected]:
@@ -92,7 +92,7 @@ def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> I
     for start in range(0, count, step):
         part = slice(start, start + step)
         inputs, outputs = (
-            {name: each[part] for name, each in rows.items()}
+            {name: array[part] for name, array in rows.items()}
             for rows in (known.inputs, known.outputs)
         )
         yield Expected(record.engine, inputs, outputs)

@@ -57,19 +57,19 @@ def find_server(wanted: str | None) -> ServerProgram:
                 "no tritonserver on PATH; use NVIDIA's container, or a bundled one: " + INSTALL
             )
         return ServerProgram(program, dict(os.environ))
-    found = find_python(Path(wanted), "server")
+    path = find_python(Path(wanted), "server")
     return (
-        _describe_bundled(found)
-        if found.name.startswith("python")
-        else ServerProgram(str(found), dict(os.environ))
+        _describe_bundled(path)
+        if path.name.startswith("python")
+        else ServerProgram(str(path), dict(os.environ))
     )
 
 
 def find_python(path: Path, name: str) -> Path:
     """The interpreter of an environment, or the program `path`, the argument `name`. Raises BadInputError if it is neither."""
-    for each in (path / "bin" / "python", path):
-        if each.is_file() and os.access(each, os.X_OK):
-            return each.absolute()
+    for file in (path / "bin" / "python", path):
+        if file.is_file() and os.access(file, os.X_OK):
+            return file.absolute()
     raise BadInputError("neither a program nor a Python environment", argument=Argument(name, path))
 
 
@@ -155,7 +155,7 @@ def run_server(
     """
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        ports = [each.getsockname()[1] for each in sockets]
+        ports = [bound.getsockname()[1] for bound in sockets]
     command = [
         program.program,
         f"--model-repository={repository}",
@@ -192,8 +192,8 @@ def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:
     folder = scratch / "backends"
     for source in program.backends.glob("*/"):
         (folder / source.name).mkdir(parents=True)
-        for each in source.iterdir():
-            (folder / source.name / each.name).symlink_to(each)
+        for file in source.iterdir():
+            (folder / source.name / file.name).symlink_to(file)
     (folder / "python" / program.stub.name).symlink_to(program.stub)
     return folder
 
@@ -225,9 +225,9 @@ def read_reason(log: Path) -> str:
     """One line from the log: why a model was not loaded, or why the server ended."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     for pattern in (_TABLE_LINE, _ERROR_LINE):
-        found = [match[1] for line in lines if (match := pattern.search(line))]
-        if found := [each for each in found if not _ABOUT_NO_GPU.search(each)]:
-            return escape(found[0].strip())[:300]
+        reasons = [match[1] for line in lines if (match := pattern.search(line))]
+        if reasons := [reason for reason in reasons if not _ABOUT_NO_GPU.search(reason)]:
+            return escape(reasons[0].strip())[:300]
     last = (
         re.sub(r'^[IWE]\d{4} .*?\] "?(.*?)"?$', r"\1", lines[-1].strip())
         if lines

@@ -116,8 +116,8 @@ def main() -> None:
             for _ in batch:
                 write_frame(out, {"error": first_line(error)}, {})
         else:
-            for each in answers:
-                write_frame(out, {}, each, leaving)
+            for outputs in answers:
+                write_frame(out, {}, outputs, leaving)
 
 
 def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
@@ -134,8 +134,8 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
     def answer(batch: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
         given = [
-            _take_inputs(each, [(spec.name, spec.dtype) for spec in session.inputs])
-            for each in batch
+            _take_inputs(arrays, [(spec.name, spec.dtype) for spec in session.inputs])
+            for arrays in batch
         ]
         if captured is not None:
             outputs = captured.run(given)
@@ -143,9 +143,9 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
             return [session.run(given[0])]
         else:
             outputs = session.run(
-                {name: np.concatenate([each[name] for each in given]) for name in given[0]}
+                {name: np.concatenate([inputs[name] for inputs in given]) for name in given[0]}
             )
-        ends = np.cumsum([len(next(iter(each.values()))) for each in given])[:-1]
+        ends = np.cumsum([len(next(iter(inputs.values()))) for inputs in given])[:-1]
         parts = {name: np.split(array, ends) for name, array in outputs.items()}
         return [{name: parts[name][at] for name in outputs} for at in range(len(given))]
 
@@ -157,13 +157,13 @@ def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str,
     named = dict(
         zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True)
     )
-    found = {named.get(name, name): array for name, array in arrays.items()}
+    inputs = {named.get(name, name): array for name, array in arrays.items()}
     for name, dtype in wanted:
-        if name not in found:
+        if name not in inputs:
             raise BadInputError(f"input '{name}' is missing")
-        if str(found[name].dtype) != dtype:
-            raise BadInputError(f"input '{name}' is {found[name].dtype}, the model takes {dtype}")
-    return {name: found[name] for name, _ in wanted}
+        if str(inputs[name].dtype) != dtype:
+            raise BadInputError(f"input '{name}' is {inputs[name].dtype}, the model takes {dtype}")
+    return {name: inputs[name] for name, _ in wanted}
 
 
 def open_preprocessing(folder: Path) -> Answer:
@@ -173,16 +173,19 @@ def open_preprocessing(folder: Path) -> Answer:
     pipeline = load_pipeline(folder / Path(PIPELINE).name, plan)
 
     def answer(batch: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
-        images = [row for each in batch for row in each[INPUT]]
+        images = [row for request in batch for row in request[INPUT]]
         rows: list[np.ndarray] = []
         for start in range(0, len(images), plan.batch_size):
             pipeline.feed_input(
                 INPUT,
-                [np.ascontiguousarray(each) for each in images[start : start + plan.batch_size]],
+                [np.ascontiguousarray(image) for image in images[start : start + plan.batch_size]],
             )
-            rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
+            rows += [np.array(tensor) for tensor in pipeline.run()[0].as_cpu()]
         left = iter(rows)
-        return [{"DALI_OUTPUT_0": np.stack(list(islice(left, len(each[INPUT]))))} for each in batch]
+        return [
+            {"DALI_OUTPUT_0": np.stack(list(islice(left, len(request[INPUT]))))}
+            for request in batch
+        ]
 
     return answer
 
@@ -204,7 +207,7 @@ def list_captured_sizes(largest: int) -> list[int]:
 
 def can_capture(session: Session) -> bool:
     """True for a session on a GPU whose requests differ only in the number of samples."""
-    rest = [size for each in session.inputs for size in each.shape[1:]]
+    rest = [size for spec in session.inputs for size in spec.shape[1:]]
     return session.device == "cuda" and all(isinstance(size, int) and size > 0 for size in rest)
 
 
@@ -218,13 +221,13 @@ class CapturedSession:
     def run(self, requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Outputs for all rows of `requests`, in order. Raises BadInputError for other shapes and larger batches."""
         for spec in self._session.inputs:
-            for found in (each[spec.name].shape for each in requests):
-                if found[1:] != spec.shape[1:]:
+            for shape in (request[spec.name].shape for request in requests):
+                if shape[1:] != spec.shape[1:]:
                     raise BadInputError(
-                        f"input '{spec.name}' is {list(found)}, the model takes {list(spec.shape)}"
+                        f"input '{spec.name}' is {list(shape)}, the model takes {list(spec.shape)}"
                     )
-        count = sum(len(next(iter(each.values()))) for each in requests)
-        size = next((each for each in self._sizes if each >= count), None)
+        count = sum(len(next(iter(request.values()))) for request in requests)
+        size = next((size for size in self._sizes if size >= count), None)
         if size is None:
             raise BadInputError(f"{count} samples exceed the largest batch, {self._sizes[-1]}")
         if size not in self._buffers:
@@ -237,8 +240,8 @@ class _Buffers:
 
     def __init__(self, session: Session, size: int) -> None:
         rows = {
-            each.name: np.zeros((size, *map(int, each.shape[1:])), each.dtype)
-            for each in session.inputs
+            spec.name: np.zeros((size, *map(int, spec.shape[1:])), spec.dtype)
+            for spec in session.inputs
         }
         self._binding = session.bind(rows)
         self._given = {name: torch.from_numpy(array).pin_memory() for name, array in rows.items()}
@@ -251,7 +254,7 @@ class _Buffers:
         self, requests: Sequence[Mapping[str, np.ndarray]], count: int
     ) -> dict[str, np.ndarray]:
         for name, tensor in self._given.items():
-            np.concatenate([each[name] for each in requests], out=tensor.numpy()[:count])
+            np.concatenate([request[name] for request in requests], out=tensor.numpy()[:count])
             self._binding.inputs[name].copy_(tensor, non_blocking=True)
         self._binding.launch()
         for name, tensor in self._found.items():

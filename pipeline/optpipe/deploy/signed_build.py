@@ -80,7 +80,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     """
     dossier, verdict, evidence = verify_dossier(folder).require_intact()
     require_pass(folder, verdict, because, "deploy it")
-    waived = tuple(one.name for one in verdict.waived)
+    waived = tuple(criterion.name for criterion in verdict.waived)
     artifact = find_signed_entry(dossier, store)
     model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = read_stored_card(store.verify_entry(model, CARD))
@@ -127,18 +127,18 @@ def _find_samples(
     verification: Entry[VerificationInfo] | None, store: Store, model: Entry[ModelInfo]
 ) -> Entry[ReferenceInfo]:
     """The reference of the dossier's verification; the model's newest one if it names none."""
-    found = [
-        each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents
+    references = [
+        entry for entry in store.list_entries(ReferenceInfo) if model.id in entry.manifest.parents
     ]
     way_out = "build it again"
     if verification is not None and (own := verification.recipe.get("reference")) is not None:
-        found = [each for each in found if each.id == own]
+        references = [entry for entry in references if entry.id == own]
         way_out = f"build it again: `{for_workspace(verification.manifest.command)}`"
-    if not found:
+    if not references:
         raise BadInputError(
             f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}"
         )
-    return store.verify_entry(found[-1], REFERENCE)
+    return store.verify_entry(references[-1], REFERENCE)
 
 
 def _find_preprocessing(
@@ -188,7 +188,7 @@ def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]
         if column in table.columns:
             best = table[column].list.first().to_list() if classifies else [None] * len(table)
             rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
-            count, found = min(len(rows), REQUEST_IMAGES), {}
+            count, images = min(len(rows), REQUEST_IMAGES), {}
             for at in range(count):
                 name, sha256, prediction = rows[
                     at * len(rows) // count
@@ -196,6 +196,6 @@ def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]
                 path = root / name
                 leads_out = Path(name).is_absolute() or ".." in Path(name).parts
                 if not leads_out and path.is_file() and hash_file(path) == sha256:
-                    found[f"{at:05}{path.suffix}"] = path, prediction
-            return found
+                    images[f"{at:05}{path.suffix}"] = path, prediction
+            return images
     return {}

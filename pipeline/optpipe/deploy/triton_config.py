@@ -61,18 +61,18 @@ def describe_tensors(
     card: ModelCard, *, batched: bool, by_position: bool = False
 ) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """A model's inputs and outputs; `by_position` uses the names of `list_positions`."""
-    inputs = [describe_served(each, batched=batched) for each in card.inputs]
-    outputs = [describe_served(each, batched=batched) for each in card.outputs]
+    inputs = [describe_served(spec, batched=batched) for spec in card.inputs]
+    outputs = [describe_served(spec, batched=batched) for spec in card.outputs]
     if not by_position:
         return inputs, outputs
     return (
         [
-            replace(each, name=name)
-            for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)
+            replace(spec, name=name)
+            for spec, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)
         ],
         [
-            replace(each, name=name)
-            for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)
+            replace(spec, name=name)
+            for spec, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)
         ],
     )
 
@@ -80,9 +80,9 @@ def describe_tensors(
 def fill_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     pb = get_messages()
     for target, tensors in ((config.input, inputs), (config.output, outputs)):
-        for each in tensors:
+        for spec in tensors:
             target.add(
-                name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.shape
+                name=spec.name, data_type=pb.DataType.Value(TYPES[spec.dtype]), dims=spec.shape
             )
 
 
@@ -93,11 +93,11 @@ def add_warm_up(
     pb = get_messages()
     (folder / WARM_UP).mkdir(exist_ok=True)
     warm_up = config.model_warmup.add(name=name, batch_size=max(rows, 1))
-    for each, content in inputs:
-        target = warm_up.inputs[each.name]
-        target.data_type = pb.DataType.Value(TYPES[each.dtype])
-        target.dims.extend(each.shape)
-        target.input_data_file = f"{make_file_name(each.name)}.{rows}.bin"
+    for spec, content in inputs:
+        target = warm_up.inputs[spec.name]
+        target.data_type = pb.DataType.Value(TYPES[spec.dtype])
+        target.dims.extend(spec.shape)
+        target.input_data_file = f"{make_file_name(spec.name)}.{rows}.bin"
         (folder / WARM_UP / target.input_data_file).write_bytes(content)
 
 
@@ -123,16 +123,17 @@ def find_tensor_differences(
     config: Any, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> list[str]:
     """Tensors of a configuration with another name, data type, or shape than the model's; one line each."""
-    pb, found = get_messages(), []
+    pb, problems = get_messages(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
         known = {
-            each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have
+            tensor.name: f"{pb.DataType.Name(tensor.data_type)} {list(tensor.dims)}"
+            for tensor in have
         }
-        signed = {each.name: f"{TYPES[each.dtype]} {list(each.shape)}" for each in want}
-        for each in dict.fromkeys((*signed, *known)):
-            stated, right = known.get(each, "missing"), signed.get(each, "unknown")
+        signed = {spec.name: f"{TYPES[spec.dtype]} {list(spec.shape)}" for spec in want}
+        for tensor_name in dict.fromkeys((*signed, *known)):
+            stated, right = known.get(tensor_name, "missing"), signed.get(tensor_name, "unknown")
             if stated != right:
-                found.append(
-                    f"{name}: {what} '{each}' is {stated} in {CONFIG}, {right} in the signed-off model"
+                problems.append(
+                    f"{name}: {what} '{tensor_name}' is {stated} in {CONFIG}, {right} in the signed-off model"
                 )
-    return found
+    return problems

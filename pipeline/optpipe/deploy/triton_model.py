@@ -19,7 +19,8 @@ class TritonPythonModel:
         """Starts the session's process and waits until it is ready."""
         config = json.loads(args["model_config"])
         parameters = {
-            name: each["string_value"] for name, each in config.get("parameters", {}).items()
+            name: parameter["string_value"]
+            for name, parameter in config.get("parameters", {}).items()
         }
         here = os.path.join(args["model_repository"], args["model_version"])
         folder = parameters["folder"].replace("$$TRITON_MODEL_DIRECTORY/1", here)
@@ -31,7 +32,7 @@ class TritonPythonModel:
         }
         if "path" in parameters:
             kept["PYTHONPATH"] = parameters["path"]
-        self.outputs = [each["name"] for each in config["output"]]
+        self.outputs = [output["name"] for output in config["output"]]
         descriptors = [os.memfd_create("optpipe") for _ in range(2)]
         self.sent, self.received = map(SharedMemory, descriptors)
         words = [
@@ -58,14 +59,14 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         self.sent.rewind()
         for request in requests:
-            arrays = {each.name(): each.as_numpy() for each in request.inputs()}
+            arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             write_frame(
                 self.process.stdin, {"more": request is not requests[-1]}, arrays, self.sent
             )
         answers = []
         for _ in requests:
-            header, found = self._receive()
-            outputs = [pb_utils.Tensor(name, array) for name, array in zip(self.outputs, found)]  # noqa: B905
+            header, results = self._receive()
+            outputs = [pb_utils.Tensor(name, array) for name, array in zip(self.outputs, results)]  # noqa: B905
             error = pb_utils.TritonError(header["error"]) if "error" in header else None
             answers.append(pb_utils.InferenceResponse(outputs, error))
         return answers
@@ -84,5 +85,5 @@ class TritonPythonModel:
         if "fatal" in header:
             raise pb_utils.TritonModelException(header["fatal"])
         return header, [
-            each.copy() for each in arrays.values()
+            array.copy() for array in arrays.values()
         ]  # the next batch overwrites these outputs

@@ -94,10 +94,12 @@ def write_engine(
     sizes = sorted({1, largest, *captured}) if largest else [0]
     for size in sizes:
         given = []
-        for spec, each in zip(build.card.inputs, inputs, strict=True):
+        for spec, served in zip(build.card.inputs, inputs, strict=True):
             # Triton repeats a file of one sample for the whole batch, so one row serves every size
             row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
-            given.append((replace(each, shape=row.shape[1:] if size else row.shape), row.tobytes()))
+            given.append(
+                (replace(served, shape=row.shape[1:] if size else row.shape), row.tobytes())
+            )
         add_warm_up(config, folder, f"batch {size}" if size else "one request", size, given)
     write_config(config, folder)
     return Choice(
@@ -122,7 +124,7 @@ def _write_labels(record: DeploymentRecord, config: Any, folder: Path) -> None:
     if record.labels:
         config.output[0].label_filename = LABELS
         (folder / LABELS).write_text(
-            "".join(f"{each}\n" for each in record.labels), encoding="utf-8"
+            "".join(f"{label}\n" for label in record.labels), encoding="utf-8"
         )
 
 

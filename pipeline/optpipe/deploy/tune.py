@@ -79,16 +79,16 @@ def tune_deployment(
     """
     folder, record = checked.folder, checked.record
     policy = policy_from_toml(checked.files.read(POLICY), str(folder / POLICY))
-    limits = [each for each in policy.criteria if each.is_of(LATENCY)]
-    limit = min(limits, key=lambda each: float(each.threshold), default=None)
+    limits = [criterion for criterion in policy.criteria if criterion.is_of(LATENCY)]
+    limit = min(limits, key=lambda criterion: float(criterion.threshold), default=None)
     percent = percent_from_name(limit.metric) if limit else 50.0
     loads = loads_from_policy(policy, checked.card.batch_range[2])
-    load = next((each for each in loads if each.rate_per_s is not None), None)
+    load = next((load for load in loads if load.rate_per_s is not None), None)
     known = next(list_expected(folder, record, checked.card)).inputs
     wanted, rows = fill_load(checked, load or replace(next(iter(loads)), batch_size=1), known)
     about = str(wanted) if load else f"{IN_FLIGHT} requests of one sample in flight"
     config = read_config(folder / MODELS / record.engine / CONFIG)
-    instances = sum(each.count for each in config.instance_group)
+    instances = sum(group.count for group in config.instance_group)
     batching = config.dynamic_batching
     best: Setting = (
         instances,
@@ -97,12 +97,14 @@ def tune_deployment(
     )
     tried, steps, server = {best}, list[dict[str, object]](), ""
     while candidates := [
-        each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried
+        setting for setting in dict.fromkeys(_list_neighbors(best, config)) if setting not in tried
     ]:
         tried |= set(candidates)
         seed, text = randbits(32), f"{len(candidates)} candidates and {_describe(best)}, {about}"
         with listener.step(text), store.scratch("tune") as scratch:
-            names = {each: f"candidate_{number}" for number, each in enumerate((best, *candidates))}
+            names = {
+                setting: f"candidate_{number}" for number, setting in enumerate((best, *candidates))
+            }
             _write_candidates(checked, program, names, scratch.resolve() / MODELS)
             with run_server(program, scratch.resolve() / MODELS, scratch.resolve()) as (
                 _,
@@ -116,19 +118,20 @@ def tune_deployment(
                 }
                 for trial in trials.values():
                     trial()  # warms the model and the connections up
-                found = alternate(trials, ROUNDS, seed)
+                rounds = alternate(trials, ROUNDS, seed)
         figures = {
-            each: [fmean(latencies) for latencies in found[name]] for each, name in names.items()
+            setting: [fmean(latencies) for latencies in rounds[name]]
+            for setting, name in names.items()
         }
         share, better = ERROR_RATE / len(candidates), {}
-        for each in candidates:
-            ratio = ratio_from_rounds(figures[best], figures[each], 1 - share)
-            chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[each]))
-            latencies = np.fromiter(chain.from_iterable(found[names[each]]), np.int64)
+        for setting in candidates:
+            ratio = ratio_from_rounds(figures[best], figures[setting], 1 - share)
+            chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[setting]))
+            latencies = np.fromiter(chain.from_iterable(rounds[names[setting]]), np.int64)
             shown = summary_from_ns(latencies, (percent,)).percentile(percent)
             kept = limit is None or (shown is not None and shown.is_at_most(float(limit.threshold)))
             if ratio.value < 1 and chance <= share and kept:
-                better[each] = ratio
+                better[setting] = ratio
         step = {
             "load": about,
             "server": server,
@@ -136,12 +139,12 @@ def tune_deployment(
             "before": _describe(best),
             "confidence": 1 - share,
         }
-        figures_ns = {_describe(each): values for each, values in figures.items()}
-        faster = {_describe(each): [ratio.value, *ratio.ci] for each, ratio in better.items()}
+        figures_ns = {_describe(setting): values for setting, values in figures.items()}
+        faster = {_describe(setting): [ratio.value, *ratio.ci] for setting, ratio in better.items()}
         steps.append({**step, "rounds_ns": figures_ns, "shown_better": faster})
         if not better:
             break
-        before, best = best, min(better, key=lambda each: better[each].value)
+        before, best = best, min(better, key=lambda setting: better[setting].value)
         listener.inform(
             f"{_describe(best)}: latency {better[best]} times that of {_describe(before)}"
         )
@@ -151,7 +154,7 @@ def tune_deployment(
     values: dict[str, object] = {"instance_group.count": best[0]}
     if config.HasField("dynamic_batching"):
         values |= {DELAY: best[1], PREFERRED: ", ".join(map(str, best[2])) or "none"}
-    choices = {each.setting: each for each in record.choices}
+    choices = {choice.setting: choice for choice in record.choices}
     choices |= {name: Choice(name, str(value), why) for name, value in values.items()}
     write_bytes(
         folder / DEPLOYMENT, json_from_record(replace(record, choices=tuple(choices.values())))
@@ -166,9 +169,9 @@ def _describe(setting: Setting) -> str:
 def _list_neighbors(setting: Setting, config: Any) -> Iterator[Setting]:
     """Settings that differ in one value."""
     instances, delay_us, preferred = setting
-    for each in (instances * 2, instances // 2):
-        if 1 <= each <= MOST_INSTANCES:
-            yield each, delay_us, preferred
+    for number in (instances * 2, instances // 2):
+        if 1 <= number <= MOST_INSTANCES:
+            yield number, delay_us, preferred
     if config.HasField("dynamic_batching"):
         for other in (delay_us * 2 or FIRST_DELAY_US, delay_us // 2, 0):
             yield instances, other, preferred
@@ -178,14 +181,14 @@ def _list_neighbors(setting: Setting, config: Any) -> Iterator[Setting]:
 
 def _configure(config: Any, setting: Setting) -> Any:
     """A copy with one group of instances."""
-    found = type(config)()
-    found.CopyFrom(config)
-    del found.instance_group[1:]
-    found.instance_group[0].count = setting[0]
-    if found.HasField("dynamic_batching"):
-        found.dynamic_batching.max_queue_delay_microseconds = setting[1]
-        found.dynamic_batching.preferred_batch_size[:] = setting[2]
-    return found
+    candidate = type(config)()
+    candidate.CopyFrom(config)
+    del candidate.instance_group[1:]
+    candidate.instance_group[0].count = setting[0]
+    if candidate.HasField("dynamic_batching"):
+        candidate.dynamic_batching.max_queue_delay_microseconds = setting[1]
+        candidate.dynamic_batching.preferred_batch_size[:] = setting[2]
+    return candidate
 
 
 def _write_candidates(
@@ -204,9 +207,9 @@ def _write_candidates(
         candidate = _configure(config, setting)
         candidate.name = name
         write_config(candidate, models / name)
-    for each in models.iterdir():
-        if each.name not in names.values():
-            delete_tree(each)
+    for folder in models.iterdir():
+        if folder.name not in names.values():
+            delete_tree(folder)
 
 
 def _make_trial(

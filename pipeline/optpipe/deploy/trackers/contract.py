@@ -21,18 +21,25 @@ class Export:
     @property
     def figures(self) -> Mapping[str, float]:
         """Every number of the verdict by name, in base units: of a criterion, and with `.low` and `.high` of its interval."""
-        found: dict[str, float] = {}
-        for one in self.numbers:
-            assert isinstance(one.observed, float)
-            found[one.name] = one.observed
-            if one.ci is not None:
-                found |= {f"{one.name}.low": one.ci[0], f"{one.name}.high": one.ci[1]}
-        return found
+        figures: dict[str, float] = {}
+        for criterion in self.numbers:
+            assert isinstance(criterion.observed, float)
+            figures[criterion.name] = criterion.observed
+            if criterion.ci is not None:
+                figures |= {
+                    f"{criterion.name}.low": criterion.ci[0],
+                    f"{criterion.name}.high": criterion.ci[1],
+                }
+        return figures
 
     @property
     def numbers(self) -> tuple[CriterionResult, ...]:
         """The criteria with a number."""
-        return tuple(one for one in self.verdict.criteria if isinstance(one.observed, float))
+        return tuple(
+            criterion
+            for criterion in self.verdict.criteria
+            if isinstance(criterion.observed, float)
+        )
 
     @property
     def parameters(self) -> Mapping[str, str]:
@@ -57,8 +64,13 @@ class Export:
             "optpipe.verdict": str(record.verdict),
             "optpipe.dossier": record.dossier_name,
             "optpipe.dossier_sha256": self.seal,
-            **{f"optpipe.{one.name}": str(one.verdict) for one in record.criteria},
-            **{f"optpipe.{one.name}.waived": str(one.waived) for one in record.waived},
+            **{
+                f"optpipe.{criterion.name}": str(criterion.verdict) for criterion in record.criteria
+            },
+            **{
+                f"optpipe.{criterion.name}.waived": str(criterion.waived)
+                for criterion in record.waived
+            },
         }
 
 

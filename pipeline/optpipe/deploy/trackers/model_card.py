@@ -35,8 +35,8 @@ class ModelCardTracker(Tracker):
         known = yaml.safe_load(head[1]) if head else {}
         if not isinstance(known, dict):
             raise TypeError(f"{path} does not begin with YAML metadata of a model card")
-        results = [_make_result(one) for one in export.numbers]
-        others = [each for each in known.get("model-index") or [] if each.get("name") != model]
+        results = [_make_result(criterion) for criterion in export.numbers]
+        others = [entry for entry in known.get("model-index") or [] if entry.get("name") != model]
         known["model-index"] = [*others, *eval_results_to_model_index(model, results)]
         text, section = old[head.end() :] if head else old, _describe(export)
         body = (
@@ -60,30 +60,41 @@ def _choose_path(export: Export) -> Path:
     return path
 
 
-def _make_result(one: CriterionResult) -> Any:
+def _make_result(criterion: CriterionResult) -> Any:
     """An `EvalResult` of a criterion; `metric_args` has its interval."""
     from huggingface_hub import EvalResult
 
-    low, high = one.ci or (None, None)
-    waived = {"waived": one.waived} if one.waived else {}
-    about = {"low": low, "high": high, "limit": one.limit, "verdict": str(one.verdict), **waived}
+    low, high = criterion.ci or (None, None)
+    waived = {"waived": criterion.waived} if criterion.waived else {}
+    about = {
+        "low": low,
+        "high": high,
+        "limit": criterion.limit,
+        "verdict": str(criterion.verdict),
+        **waived,
+    }
     return EvalResult(
         task_type="other",
         dataset_type="optpipe",
-        dataset_name=one.about or "the build's record",
-        metric_type=one.name,
-        metric_name=f"{one.name} ({one.unit})" if one.unit is not None else one.name,
-        metric_value=one.observed,
+        dataset_name=criterion.about or "the build's record",
+        metric_type=criterion.name,
+        metric_name=f"{criterion.name} ({criterion.unit})"
+        if criterion.unit is not None
+        else criterion.name,
+        metric_value=criterion.observed,
         metric_args=about,
     )
 
 
+def _describe_row(criterion: CriterionResult) -> str:
+    verdict = f"{criterion.verdict}{' (waived)' if criterion.waived else ''}"
+    observed, limit = _escape(format_observed(criterion)), _escape(criterion.limit)
+    return f"| {criterion.name} | {verdict} | {observed} | {limit} |"
+
+
 def _describe(export: Export) -> str:
     record = export.verdict
-    rows = [
-        f"| {one.name} | {one.verdict}{' (waived)' if one.waived else ''} | {_escape(format_observed(one))} | {_escape(one.limit)} |"
-        for one in record.criteria
-    ]
+    rows = [_describe_row(criterion) for criterion in record.criteria]
     return "\n".join(
         [
             BEGIN,

@@ -37,7 +37,7 @@ def read_tracker_plugin(name: str, plugin: Any) -> Tracker:
     return tracker
 
 
-TRACKERS: Registry[Tracker] = Registry("tracker", {one.name: one for one in _OWN})
+TRACKERS: Registry[Tracker] = Registry("tracker", {tracker.name: tracker for tracker in _OWN})
 TRACKERS.update(load_plugins("optpipe.trackers", TRACKERS, read_tracker_plugin))
 
 
@@ -83,7 +83,7 @@ def export_after_signoff(
 
     Returns where it is, by tracker.
     """
-    found, interrupted = {}, False
+    places, interrupted = {}, False
     for name in names:
         try:
             with listener.step(f"export to {name}"):
@@ -100,8 +100,8 @@ def export_after_signoff(
                 f"the dossier was not exported to {name}: " + why + "\nlater: `" + again + "`"
             )
         else:
-            found[name] = place
-    return found
+            places[name] = place
+    return places
 
 
 def _export_apart(folder: Path, name: str, seconds: float) -> tuple[str, str]:

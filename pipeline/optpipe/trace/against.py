@@ -139,25 +139,27 @@ def _compare_rows(
     part: str, tables: Sequence[_Tables], iteration_ns: float
 ) -> Iterator[Difference]:
     """Rows of both sides, largest change first."""
-    found = []
+    differences = []
     before, after = (getattr(table, part) for table in tables)
     for name in dict.fromkeys([*before, *after]):
-        one, other = before.get(name), after.get(name)
+        old, new = before.get(name), after.get(name)
         counts = [table.counts.get((part, name), 0.0) for table in tables]
-        sides = _summarize(one, counts[0]), _summarize(other, counts[1])
+        sides = _summarize(old, counts[0]), _summarize(new, counts[1])
         change_ns = sides[1].mean_ns - sides[0].mean_ns
-        interval = _compute_interval(one, other)
-        if one is None:
+        interval = _compute_interval(old, new)
+        if old is None:
             change = Change.APPEARED
-        elif other is None:
+        elif new is None:
             change = Change.VANISHED
         else:
             worth_ns = min(_WORTH_OF_ITERATION * iteration_ns, _WORTH_OF_ROW * sides[0].mean_ns)
             certain = interval is not None and not interval[0] <= 0 <= interval[1]
             notable = certain and abs(change_ns) >= worth_ns
             change = (Change.SLOWER if change_ns > 0 else Change.FASTER) if notable else Change.SAME
-        found.append(Difference(name, *sides, change_ns, interval, change))
-    yield from sorted(found, key=lambda each: (-abs(each.change_ns), each.name))
+        differences.append(Difference(name, *sides, change_ns, interval, change))
+    yield from sorted(
+        differences, key=lambda difference: (-abs(difference.change_ns), difference.name)
+    )
 
 
 def _summarize(values: Values | None, count: float) -> Side:
@@ -167,9 +169,11 @@ def _summarize(values: Values | None, count: float) -> Side:
     return Side(count, float(values.mean()), deviation)
 
 
-def _compute_interval(one: Values | None, other: Values | None) -> tuple[float, float] | None:
+def _compute_interval(before: Values | None, after: Values | None) -> tuple[float, float] | None:
     """Of the change of means; None for fewer than MIN_VALUES iterations of either, or if both sides do not scatter."""
-    old, new = (None if each is None else mean_from_values(each.tolist()) for each in (one, other))
+    old, new = (
+        None if values is None else mean_from_values(values.tolist()) for values in (before, after)
+    )
     if old is None or new is None or old.error == new.error == 0:
         return None
     return subtract_means(new, old).interval(CONFIDENCE)
@@ -191,13 +195,13 @@ def _name_fused(rows: Sequence[Difference], tables: Sequence[_Tables]) -> Iterat
 
 
 def _note_differences(before: ComparedStage, after: ComparedStage) -> Iterator[str]:
-    one, other = before.subject, after.subject
+    earlier, later = before.subject, after.subject
     for what, values in (
-        ("precision", (one.precision, other.precision)),
-        ("device", (one.device, other.device)),
-        ("batch size", (one.batch_size, other.batch_size)),
-        ("length", (one.length, other.length)),
-        ("build", (one.artifact, other.artifact)),
+        ("precision", (earlier.precision, later.precision)),
+        ("device", (earlier.device, later.device)),
+        ("batch size", (earlier.batch_size, later.batch_size)),
+        ("length", (earlier.length, later.length)),
+        ("build", (earlier.artifact, later.artifact)),
         ("GPU", tuple(_name_gpus(side) for side in (before, after))),
         ("profiler", tuple(_name_tracer(side) for side in (before, after))),
         ("iterations", (before.measured.iterations.height, after.measured.iterations.height)),

@@ -89,23 +89,25 @@ def complement_intervals(intervals: TimeIntervals, start: int, end: int) -> Time
     return intervals_from_disjoint(starts, ends)
 
 
-def intersect_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
-    return _cut_segments(one, other, wanted_in_other=True)
+def intersect_intervals(intervals: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
+    return _cut_segments(intervals, other, wanted_in_other=True)
 
 
-def subtract_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
-    return _cut_segments(one, other, wanted_in_other=False)
+def subtract_intervals(intervals: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
+    return _cut_segments(intervals, other, wanted_in_other=False)
 
 
 def _cut_segments(
-    one: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool
+    intervals: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool
 ) -> TimeIntervals:
-    if one.starts.size == 0 or other.starts.size == 0:
-        return other if one.starts.size and wanted_in_other else one
+    if intervals.starts.size == 0 or other.starts.size == 0:
+        return other if intervals.starts.size and wanted_in_other else intervals
     # a stable sort merges sorted parts; numpy's `unique` takes ten times as long
-    edges = np.sort(np.concatenate([one.starts, one.ends, other.starts, other.ends]), kind="stable")
+    edges = np.sort(
+        np.concatenate([intervals.starts, intervals.ends, other.starts, other.ends]), kind="stable"
+    )
     starts, ends = edges[:-1], edges[1:]
-    kept = (starts < ends) & _holds(one, starts) & (_holds(other, starts) == wanted_in_other)
+    kept = (starts < ends) & _holds(intervals, starts) & (_holds(other, starts) == wanted_in_other)
     return unite_intervals(starts[kept], ends[kept])
 
 
@@ -187,7 +189,7 @@ def _find_extent(frames: Iterable[pl.DataFrame]) -> tuple[int, int] | None:
     ]
     if not times:
         return None
-    return int(min(each.min() for each in times)), int(max(each.max() for each in times))
+    return int(min(column.min() for column in times)), int(max(column.max() for column in times))
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
@@ -198,23 +200,23 @@ def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
 def _list_operations(trace: Trace) -> Operations:
     """Sorts by start, then by launch: the operation that ends a gap decides its cause, whatever the order of rows."""
     columns = ("start_ns", "end_ns", "correlation_id", "pid")
-    found = pl.concat(
+    operations = pl.concat(
         frame.select(*columns, is_kernel=pl.lit(frame is trace.kernels)).with_row_index("row")
         for frame in (trace.kernels, trace.copies)
     )
     rows = _find_api_rows(
-        trace, array_from_column(found, "correlation_id"), array_from_column(found, "pid")
+        trace, array_from_column(operations, "correlation_id"), array_from_column(operations, "pid")
     )
     at = pl.Series(rows, dtype=pl.Int64).replace(-1, None)
     launches = trace.api.select(
         pl.col("end_ns").gather(at).alias("launched_ns"), pl.col("thread").gather(at)
     )
-    found = found.hstack(launches).with_columns(api_row=rows)
-    found = found.sort("start_ns", "launched_ns", "thread", "end_ns", "is_kernel")
+    operations = operations.hstack(launches).with_columns(api_row=rows)
+    operations = operations.sort("start_ns", "launched_ns", "thread", "end_ns", "is_kernel")
     starts, ends, api_row, row = (
-        array_from_column(found, name) for name in ("start_ns", "end_ns", "api_row", "row")
+        array_from_column(operations, name) for name in ("start_ns", "end_ns", "api_row", "row")
     )
-    return Operations(starts, ends, found["is_kernel"].to_numpy(), api_row, row)
+    return Operations(starts, ends, operations["is_kernel"].to_numpy(), api_row, row)
 
 
 def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> TimeArray:
@@ -225,7 +227,7 @@ def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> Time
         array_from_column(trace.api, "correlation_id"),
         array_from_column(trace.api, "thread"),
     )
-    processes = {int(each) & _PROCESS for each in (thread.min(), thread.max())} | {
+    processes = {int(identifier) & _PROCESS for identifier in (thread.min(), thread.max())} | {
         int(pid.min()),
         int(pid.max()),
     }
@@ -415,17 +417,17 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     """
     if range_name == WHOLE:
         return replace(analysis, ranges=summarize_ranges(analysis.projection, "name"))
-    found, scope = find_measured_ranges(analysis, range_name)
-    if found.is_empty():
+    ranges, scope = find_measured_ranges(analysis, range_name)
+    if ranges.is_empty():
         return analysis
     # a range that holds everything cuts nothing: kernels whose launches were not recorded stay
     frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges) if frame.height]
-    within = (pl.min("start_ns") >= found["start_ns"][0]) & (
-        pl.max("start_ns") < found["end_ns"][0]
+    within = (pl.min("start_ns") >= ranges["start_ns"][0]) & (
+        pl.max("start_ns") < ranges["end_ns"][0]
     )
-    if found.height == 1 and all(frame.select(within).item() for frame in frames):
+    if ranges.height == 1 and all(frame.select(within).item() for frame in frames):
         return replace(analysis, scope=scope)
-    part = _cut_trace(analysis, found)
+    part = _cut_trace(analysis, ranges)
     if all(
         frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()
     ):
@@ -444,22 +446,22 @@ def find_measured_ranges(
         return analysis.projection.clear().select("start_ns", "end_ns"), analysis.scope
     wanted = range_name or MEASURED_RANGE
     named = (pl.col("name").cast(pl.String) == wanted) | (pl.col("family") == wanted)
-    found = analysis.projection.filter(named).select("start_ns", "end_ns")
+    ranges = analysis.projection.filter(named).select("start_ns", "end_ns")
     iterations = analysis.iterations
-    if found.is_empty() and range_name is None:
+    if ranges.is_empty() and range_name is None:
         if iterations.is_empty():
-            return found, analysis.scope
+            return ranges, analysis.scope
         # leading iterations that take over twice the median are warm-up
         usual = iterations["wall_ns"].to_numpy() <= _WARMED_UP * np.median(
             iterations["wall_ns"].to_numpy()
         )
         first = int(np.argmax(usual)) if np.count_nonzero(usual) > 1 else 0
-        found = iterations[first:].select(pl.col("start_ns").min(), pl.col("end_ns").max())
+        ranges = iterations[first:].select(pl.col("start_ns").min(), pl.col("end_ns").max())
         wanted = f"iterations {first + 1} to {iterations.height} ({iterations['family'][0]})"
-    if found.is_empty():
+    if ranges.is_empty():
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none"
         raise BadInputError(f"no NVTX range named {range_name!r}; the trace has: {names}")
-    return found, wanted
+    return ranges, wanted
 
 
 def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:

@@ -444,7 +444,7 @@ def _check_overhead(measured: Analysis, unprofiled_iteration_ns: float | None) -
     profiled = measured.iteration_ns
     if unprofiled_iteration_ns and profiled:
         share = profiled / unprofiled_iteration_ns - 1
-        slow, usual = (format_duration(each) for each in (profiled, unprofiled_iteration_ns))
+        slow, usual = (format_duration(time_ns) for time_ns in (profiled, unprofiled_iteration_ns))
         detail = f"an iteration takes {slow} under the profiler, {usual} without ({share:+.0%})"
     else:
         share = measured.trace.overhead_ns / max(measured.timeline.span_ns, 1)

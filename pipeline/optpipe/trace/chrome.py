@@ -166,8 +166,8 @@ def _name_track(what: str, process: int, thread: int, name: str) -> Event:
 def _name_tracks(whole: Analysis) -> Iterator[Event]:
     trace = whole.trace
     yield from _name_host_tracks(trace)
-    devices = {each or 0 for each in trace.kernels["device"].unique().to_list()}
-    devices |= {each or 0 for each in trace.copies["device"].unique().to_list()}
+    devices = {device or 0 for device in trace.kernels["device"].unique().to_list()}
+    devices |= {device or 0 for device in trace.copies["device"].unique().to_list()}
     for device in sorted(devices):
         name = trace.gpus[device].name if device < len(trace.gpus) else "GPU"
         yield _name_track("process_name", _GPU_PROCESS + device, 0, f"{name} {device}")

@@ -38,32 +38,32 @@ def compare_with_run(
         for side in sides:
             if any(side is pair[1] for pair in pairs):
                 continue
-            free = [each for each in others if not any(each is pair[0] for pair in pairs)]
-            match = next((each for each in free if is_same(each.subject, side.subject)), None)
+            free = [stage for stage in others if not any(stage is pair[0] for pair in pairs)]
+            match = next((stage for stage in free if is_same(stage.subject, side.subject)), None)
             if match is not None:
                 pairs.append((match, side))
-    matched = {id(each) for pair in pairs for each in pair}
+    matched = {id(stage) for pair in pairs for stage in pair}
     left = [
-        f"{each.subject.name} ({when})"
+        f"{stage.subject.name} ({when})"
         for when, group in (("before", others), ("after", sides))
-        for each in group
-        if id(each) not in matched
+        for stage in group
+        if id(stage) not in matched
     ]
     return ProfileDifference(
         against.name, tuple(compare_stages(*pair) for pair in pairs), tuple(left)
     )
 
 
-def _has_same_name(one: StageSubject, other: StageSubject) -> bool:
-    return one.name == other.name
+def _has_same_name(earlier: StageSubject, later: StageSubject) -> bool:
+    return earlier.name == later.name
 
 
-def _has_same_kind(one: StageSubject, other: StageSubject) -> bool:
-    return one.kind == other.kind != "build"
+def _has_same_kind(earlier: StageSubject, later: StageSubject) -> bool:
+    return earlier.kind == later.kind != "build"
 
 
-def _is_any_program(one: StageSubject, other: StageSubject) -> bool:
-    return "program" in (one.kind, other.kind)
+def _is_any_program(earlier: StageSubject, later: StageSubject) -> bool:
+    return "program" in (earlier.kind, later.kind)
 
 
 def read_compared_stages(place: Path, range_name: str | None = None) -> list[ComparedStage]:
@@ -111,7 +111,7 @@ def find_stage(path: Path, range_name: str | None) -> StageProfile | None:
     except BadInputError:
         return None  # not a run of optpipe, or of another version
     return next(
-        (each for each in stages if (each.folder, each.range) == (path.name, range_name)), None
+        (stage for stage in stages if (stage.folder, stage.range) == (path.name, range_name)), None
     )
 
 

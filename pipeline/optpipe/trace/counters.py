@@ -160,24 +160,24 @@ def weigh_counters(
     if counters is None:
         return None
 
-    counted = {make_comparable_name(each.name): each for each in counters.kernels}
+    counted = {make_comparable_name(kernel.name): kernel for kernel in counters.kernels}
     total_ns, matched = 0, list[tuple[KernelCounters, int, int]]()
     for name, time_ns, launches in kernels:
         total_ns += time_ns
-        found = None if name is None else counted.get(make_comparable_name(name))
-        if found and found.dram_peak_percent is not None and found.sm_peak_percent is not None:
-            matched.append((found, time_ns, launches))
+        kernel = None if name is None else counted.get(make_comparable_name(name))
+        if kernel and kernel.dram_peak_percent is not None and kernel.sm_peak_percent is not None:
+            matched.append((kernel, time_ns, launches))
     matched_ns = sum(time_ns for _, time_ns, _ in matched)
     if not matched_ns:
         return None
     dram, sm = (
-        sum(time_ns * (getattr(each, percent) or 0.0) for each, time_ns, _ in matched)
+        sum(time_ns * (getattr(kernel, percent) or 0.0) for kernel, time_ns, _ in matched)
         / matched_ns
         / 100
         for percent in ("dram_peak_percent", "sm_peak_percent")
     )
-    complete = all(each.launches * iterations >= launches for each, _, launches in matched)
-    moved = [(each.dram_bytes, launches / iterations) for each, _, launches in matched]
+    complete = all(kernel.launches * iterations >= launches for kernel, _, launches in matched)
+    moved = [(kernel.dram_bytes, launches / iterations) for kernel, _, launches in matched]
     dram_bytes = sum(size * count for size, count in moved if size is not None)
     is_known = complete and all(size is not None for size, _ in moved)
     return CountedWork(matched_ns / total_ns, dram_bytes if is_known else None, dram, sm)
@@ -237,9 +237,9 @@ def count_kernels(
     command = [*make_ncu_command(ncu, log, kernels, in_range=in_range, launches=launches), *program]
     run_to_end(command, output, os.environ, timeout_s=_TIMEOUT_S, ask_s=5.0, name="ncu")
     said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    found = counters_from_csv(said)
-    if found:
-        return Counters(tool, found)
+    counted = counters_from_csv(said)
+    if counted:
+        return Counters(tool, counted)
     whole = said + output.read_text(encoding="utf-8", errors="replace")[-20_000:]
     if "ERR_NVGPUCTRPERM" in whole:
         why = "no permission to read this GPU's counters (ERR_NVGPUCTRPERM)"
@@ -265,8 +265,10 @@ def counters_from_csv(text: str) -> tuple[KernelCounters, ...]:
         values = _read_row(row)
         if name and values:
             rows.setdefault(name, []).append(values)
-    found = [_average(name, launches) for name, launches in rows.items()]
-    return tuple(sorted(found, key=lambda each: -each.launches * (each.duration_ns or 0.0)))
+    averages = [_average(name, launches) for name, launches in rows.items()]
+    return tuple(
+        sorted(averages, key=lambda kernel: -kernel.launches * (kernel.duration_ns or 0.0))
+    )
 
 
 def _read_row(row: Mapping[str, str | None]) -> dict[str, float | str]:
@@ -303,7 +305,7 @@ def _average(name: str, launches: Sequence[Mapping[str, float | str]]) -> Kernel
             values[column] = sum(known) / len(known)
     limits = [str(launch["occupancy_limit"]) for launch in launches if "occupancy_limit" in launch]
     limit = max(sorted(set(limits)), key=limits.count) if limits else None
-    assert values.keys() <= {each.name for each in fields(KernelCounters)}
+    assert values.keys() <= {field.name for field in fields(KernelCounters)}
     return KernelCounters(name, len(launches), **values, occupancy_limit=limit)
 
 

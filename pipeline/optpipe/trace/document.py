@@ -93,13 +93,15 @@ def list_profile_parts(profile: TraceProfile) -> Iterator[Part]:
 
 
 def _answer(profile: TraceProfile) -> Iterator[Sentence]:
-    found, totals, quality = profile.bottleneck, profile.measured.totals, profile.trace_quality
+    bottleneck, totals, quality = profile.bottleneck, profile.measured.totals, profile.trace_quality
     of_span = "" if quality.distorts_host else f" of {format_duration(totals.span_ns)}"
-    if found.verdict is LimitingFactor.WITHHELD:
-        yield Sentence(f"no verdict: {found.why}", Tone.DOUBTFUL)
+    if bottleneck.verdict is LimitingFactor.WITHHELD:
+        yield Sentence(f"no verdict: {bottleneck.why}", Tone.DOUBTFUL)
     else:
         yield Sentence(
-            f"({found.share:.0%}{of_span}): {found.why}", Tone.STRONG, f"limited by {found.verdict}"
+            f"({bottleneck.share:.0%}{of_span}): {bottleneck.why}",
+            Tone.STRONG,
+            f"limited by {bottleneck.verdict}",
         )
     scope = f"range {profile.scope}"
     if profile.scope == "trace":
@@ -115,8 +117,8 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
             for cause, name in CAUSES.items()
         )
         busy = f"{totals.busy_ns / totals.span_ns:.0%}{of_span}"
-        if found.idle_scale != 1 and found.busy_share is not None:
-            busy = f"{found.busy_share:.0%} without the profiler, which verdict and gains are corrected for; with it {busy}"
+        if bottleneck.idle_scale != 1 and bottleneck.busy_share is not None:
+            busy = f"{bottleneck.busy_share:.0%} without the profiler, which verdict and gains are corrected for; with it {busy}"
         yield Sentence(f"GPU busy {busy}; idle: {idle}")
     if (rounds := profile.iterations) is None:
         return
@@ -129,19 +131,19 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
         or rounds.first_wall_ns is None
         or rounds.median_other_wall_ns is None
     ):
-        each = (
+        times = (
             f": {format_duration(rounds.unprofiled_ns)} each without the profiler"
             if rounds.unprofiled_ns
             else ""
         )
-        yield Sentence(f"{counted}{each}{gpu}")
+        yield Sentence(f"{counted}{times}{gpu}")
         return
     first, others = (
         format_duration(rounds.first_wall_ns),
         format_duration(rounds.median_other_wall_ns),
     )
-    each = f"{counted}: {format_duration(rounds.period_ns)} each{gpu}"
-    yield Sentence(f"{each}; the first takes {first} on the host, the others {others}")
+    times = f"{counted}: {format_duration(rounds.period_ns)} each{gpu}"
+    yield Sentence(f"{times}; the first takes {first} on the host, the others {others}")
 
 
 def _list_advice(findings: Sequence[ProfileFinding], *, distorted: bool) -> Iterator[Sentence]:
@@ -224,9 +226,9 @@ def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
         yield Sentence(beside, Tone.FAINT)
 
 
-def _tabulate_gaps(found: Sequence[Gap]) -> Iterator[Part]:
+def _tabulate_gaps(gaps: Sequence[Gap]) -> Iterator[Part]:
     rows: list[Row] = []
-    for gap in found[:5]:
+    for gap in gaps[:5]:
         cause = max(gap.by_cause, key=gap.by_cause.__getitem__, default=None)
         times = format_duration(gap.start_ns), format_duration(gap.duration_ns)
         waits_for = CAUSES[cause] if cause else ""
@@ -261,21 +263,21 @@ def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
     yield from _list_table(columns, cells, len(cells), caption if on_gpu else "")
 
 
-def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
+def _describe_tensor_cores(cores: TensorCores) -> Iterator[Part]:
     unknown = (
-        f", {found.unknown} cannot be determined from the kernel's name" if found.unknown else ""
+        f", {cores.unknown} cannot be determined from the kernel's name" if cores.unknown else ""
     )
-    used = f"{found.used} of {found.eligible} eligible {found.basis} use them{unknown}"
-    each = "; times per iteration" if found.iterations > 1 else ""
+    used = f"{cores.used} of {cores.eligible} eligible {cores.basis} use them{unknown}"
+    unit = "; times per iteration" if cores.iterations > 1 else ""
     yield Sentence(
-        f"{used}; {found.time_share:.0%} of kernel time{each}", Tone.STRONG, "Tensor Cores"
+        f"{used}; {cores.time_share:.0%} of kernel time{unit}", Tone.STRONG, "Tensor Cores"
     )
-    for what, layers in (("missed", found.missed), ("ineligible", found.ineligible)):
+    for what, layers in (("missed", cores.missed), ("ineligible", cores.ineligible)):
         cells: list[Row] = []
         for row in layers[:10]:
             name = _shorten(f"{row.op} {row.name}" if row.op else row.name)
             times = (
-                format_duration(ns / found.iterations) for ns in (row.time_ns, row.could_save_ns)
+                format_duration(ns / cores.iterations) for ns in (row.time_ns, row.could_save_ns)
             )
             cells.append((name, f"{row.share:.1%}", *times, row.reason))
         yield from _list_table(
@@ -283,40 +285,40 @@ def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
         )
 
 
-def _describe_roofline(found: Roofline) -> Iterator[Part]:
-    peaks = found.peaks
+def _describe_roofline(roofline: Roofline) -> Iterator[Part]:
+    peaks = roofline.peaks
     rates = ", ".join(
         f"{kind} {format_count(rate)}FLOP/s" for kind, rate in peaks.flops_per_s.items()
     )
-    if found.contradiction is not None:
-        measured_ns, least_ns = map(format_duration, found.contradiction)
-        text = f"at batch {found.batch_size}: no bound, because {measured_ns} were measured where the probed peaks "
+    if roofline.contradiction is not None:
+        measured_ns, least_ns = map(format_duration, roofline.contradiction)
+        text = f"at batch {roofline.batch_size}: no bound, because {measured_ns} were measured where the probed peaks "
         text += f"require {least_ns} (other work during the probe, weights in a cache, or Winograd)"
         yield Sentence(text + "; profile again on an idle machine", Tone.DOUBTFUL, "Roofline")
     else:
-        yield Sentence(_compare_with_bound(found), Tone.STRONG, "Roofline")
+        yield Sentence(_compare_with_bound(roofline), Tone.STRONG, "Roofline")
     device = f"peaks of {peaks.device} ({peaks.source})"
     yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
-    yield from _list_slow_layers(found)
+    yield from _list_slow_layers(roofline)
 
 
-def _compare_with_bound(found: Roofline) -> str:
-    text = f"at batch {found.batch_size}: at least {format_duration(found.bound_ns)}"
-    if found.times_bound is not None and found.measured_ns is not None:
-        measured = format_duration(found.measured_ns)
-        text += f"; measured {measured}, {found.times_bound:.1f}× the bound"
-    if found.types_without_peak:
-        text += (
-            f" ({', '.join(found.types_without_peak)} arithmetic has no known peak and is left out)"
-        )
-    text += f". Layer by layer {format_duration(found.layers_ns)} with elementwise operators fused"
-    return text + f" ({found.math_share:.0%} of it arithmetic)"
+def _compare_with_bound(roofline: Roofline) -> str:
+    text = f"at batch {roofline.batch_size}: at least {format_duration(roofline.bound_ns)}"
+    if roofline.times_bound is not None and roofline.measured_ns is not None:
+        measured = format_duration(roofline.measured_ns)
+        text += f"; measured {measured}, {roofline.times_bound:.1f}× the bound"
+    if roofline.types_without_peak:
+        text += f" ({', '.join(roofline.types_without_peak)} arithmetic has no known peak and is left out)"
+    text += (
+        f". Layer by layer {format_duration(roofline.layers_ns)} with elementwise operators fused"
+    )
+    return text + f" ({roofline.math_share:.0%} of it arithmetic)"
 
 
-def _list_slow_layers(found: Roofline) -> Iterator[Part]:
+def _list_slow_layers(roofline: Roofline) -> Iterator[Part]:
     """The layers farthest above their bound; without bounds that can be true, the slowest ones."""
-    timed = [row for row in found.layers if row.measured_ns]
-    if found.contradiction is not None:
+    timed = [row for row in roofline.layers if row.measured_ns]
+    if roofline.contradiction is not None:
         timed.sort(key=lambda row: -(row.measured_ns or 0))
         bounds: tuple[str, ...] = ("FLOP/byte",)
         title = "slowest layers"
@@ -502,35 +504,37 @@ def _draw_inference(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
     yield replace(draw_timeline("One inference", caption, shown, "ms", files), finding=finding)
 
 
-def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure | Sentence]:
+def _draw_roofline(roofline: Roofline, files: RawFiles) -> Iterator[Figure | Sentence]:
     """Draws layers as measured if most of the arithmetic was timed, otherwise at their bounds."""
-    layers = [each for each in found.layers if each.intensity and each.bound_ns]
-    types = [each.cost.type for each in layers]
-    peak = found.peaks.flops_per_s.get(max(types, key=types.count)) if types else None
-    bandwidth = found.peaks.bytes_per_s
+    layers = [layer for layer in roofline.layers if layer.intensity and layer.bound_ns]
+    types = [layer.cost.type for layer in layers]
+    peak = roofline.peaks.flops_per_s.get(max(types, key=types.count)) if types else None
+    bandwidth = roofline.peaks.bytes_per_s
     if not peak:
         return
-    if found.contradiction is not None:
+    if roofline.contradiction is not None:
         text = "not drawn: an inference was faster than the probed peaks allow; profile again on an idle machine"
         yield Sentence(text, Tone.DOUBTFUL, "Roofline")
         return
-    timed = [each for each in layers if each.measured_ns]
-    if 2 * sum(each.cost.macs for each in timed) < sum(each.cost.macs for each in layers):
+    timed = [layer for layer in layers if layer.measured_ns]
+    if 2 * sum(layer.cost.macs for layer in timed) < sum(layer.cost.macs for layer in layers):
         timed = []
     shown = [
-        (each, (each.measured_ns if timed else None) or each.bound_ns) for each in timed or layers
+        (layer, (layer.measured_ns if timed else None) or layer.bound_ns)
+        for layer in timed or layers
     ]
     points = [
-        Point("", each.cost.name, each.intensity, 2e-3 * each.cost.macs / ns) for each, ns in shown
+        Point("", layer.cost.name, layer.intensity, 2e-3 * layer.cost.macs / ns)
+        for layer, ns in shown
     ]
-    intensities, ridge = [each.x for each in points], peak / bandwidth
+    intensities, ridge = [point.x for point in points], peak / bandwidth
     roof = [
         (x, min(peak, x * bandwidth) / 1e12)
         for x in (min(*intensities, 1.0), ridge, max(*intensities, ridge * 4))
     ]
     what = "Each point is a layer"
     what += "" if timed else " at its bound: layers were not timed individually"
-    caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
+    caption = f"{what}; the line is the device's limit (peaks: {roofline.peaks.source})."
     yield draw_or_state_points(
         "Roofline", caption, points, "operations per byte", "TFLOP/s", files, limit=roof
     )

@@ -97,9 +97,9 @@ def describe_energy(energy: EnergyUse, batch_size: int | None = None) -> Sentenc
         if joules is None:
             texts.append(f"{what}: not counted ({why_not})")
             continue
-        each = joules / (energy.iterations or 1)
+        joules_each = joules / (energy.iterations or 1)
         unit = " an iteration" if energy.iterations else ""
-        text = f"{what}: {_format_joules(each)}{unit}, {joules / energy.seconds:.0f} W"
+        text = f"{what}: {_format_joules(joules_each)}{unit}, {joules / energy.seconds:.0f} W"
         if batch_size and energy.iterations and joules > 0:
             rate = batch_size * energy.iterations / joules
             text += f", {format_quantity(rate, Dimension.SAMPLE_EFFICIENCY)}"
@@ -160,7 +160,7 @@ def tabulate_trials(trials: Sequence[WorkerTrial]) -> Iterator[Part]:
     yield make_table(["workers", *columns], rows)
     chosen = choose_trial(trials)
     if chosen is None:
-        fastest = min(trials, key=lambda each: each.loop.period_ns.median)
+        fastest = min(trials, key=lambda trial: trial.loop.period_ns.median)
         name = "the program as it is" if fastest.workers is None else f"{fastest.workers} workers"
         text = f"the loop waits for data with every number that was tried; {name} took least time"
     else:
@@ -306,7 +306,7 @@ def _tabulate_metrics(details: StageDetails) -> Iterator[Table]:
 
 
 def _tabulate_os_calls(calls: OsCalls) -> Iterator[Part]:
-    by_kind = sorted(calls.by_kind_ns.items(), key=lambda each: -each[1])
+    by_kind = sorted(calls.by_kind_ns.items(), key=lambda pair: -pair[1])
     text = ", ".join(f"{kind} {format_duration(ns)}" for kind, ns in by_kind)
     threads = "1 thread" if calls.threads == 1 else f"{calls.threads} threads"
     yield Sentence(f"{text} ({threads})", Tone.STRONG, "OS calls")
@@ -414,8 +414,8 @@ def _format_interval(row: Difference) -> str:
 
 
 def _format_counts(row: Difference) -> str:
-    one, other = row.before.count, row.after.count
-    return f"{one:.3g}" if one == other else f"{one:.3g} → {other:.3g}"
+    earlier, later = row.before.count, row.after.count
+    return f"{earlier:.3g}" if earlier == later else f"{earlier:.3g} → {later:.3g}"
 
 
 _MOST_BARS = 1_500

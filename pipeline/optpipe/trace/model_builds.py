@@ -43,18 +43,24 @@ def build_or_find(
     if plan.calibration is None and Precision.INT8 in plan.precisions:
         with suppress(BadInputError):  # the store has none
             stored = find_artifacts(
-                text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device
+                text,
+                store,
+                (Precision.INT8,),
+                [backend.name for backend in plan.backends],
+                plan.device,
             )
-    entries = [each.entry for each in stored]
-    found = [
-        BuiltArtifact(each, None, BACKENDS[each.info.backend].find_run_blocker(each.info))
-        for each in entries
+    entries = [artifact.entry for artifact in stored]
+    artifacts = [
+        BuiltArtifact(entry, None, BACKENDS[entry.info.backend].find_run_blocker(entry.info))
+        for entry in entries
     ]
-    precisions = tuple(each for each in plan.precisions if each is not Precision.INT8 or not stored)
+    precisions = tuple(
+        precision for precision in plan.precisions if precision is not Precision.INT8 or not stored
+    )
     if not precisions:
-        return ModelBuild(stored[0].model, None, found)
+        return ModelBuild(stored[0].model, None, artifacts)
     built = build_model(model, replace(plan, precisions=precisions), store, listener)
-    built.artifacts += found
+    built.artifacts += artifacts
     require_artifacts(built)
     return built
 
@@ -82,14 +88,14 @@ def find_build_by_id(
     ((first, *others),) = find_targets(
         [text], store, listener, precision=precision, backend=backend, device=device
     )
-    artifacts = [BuiltArtifact(each.entry, None, None) for each in (first, *others)]
+    artifacts = [BuiltArtifact(stored.entry, None, None) for stored in (first, *others)]
     return ModelBuild(first.model, None, artifacts)
 
 
 def plan_from_builds(plan: BuildPlan, artifacts: Sequence[BuiltArtifact]) -> BuildPlan:
     """`plan` for the precisions, backends, and device of stored builds."""
-    precisions = dict.fromkeys(Precision(each.entry.info.precision) for each in artifacts)
-    backends = dict.fromkeys(each.entry.info.backend for each in artifacts)
+    precisions = dict.fromkeys(Precision(artifact.entry.info.precision) for artifact in artifacts)
+    backends = dict.fromkeys(artifact.entry.info.backend for artifact in artifacts)
     return replace(
         plan,
         precisions=tuple(precisions),

@@ -79,7 +79,7 @@ def list_inference_jobs(
         facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=device == "cuda")
         graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
         path = next(
-            (each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None
+            (graph.file(ONNX) for graph in reversed(graphs) if graph.file(ONNX).is_file()), None
         )
         for wanted, batch_size in product(plan.length or (None,), plan.batch_size):
             inference = InferenceJob(

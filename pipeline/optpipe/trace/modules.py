@@ -190,7 +190,7 @@ def path_from_layer(name: str) -> Path:
     for part in first.strip("/").split("/"):
         prefix = ".".join(path)
         rest = part[len(prefix) + 1 :] if prefix and part.startswith(prefix + ".") else part
-        path += [each for each in rest.split(".") if each]
+        path += [part for part in rest.split(".") if part]
     return tuple(path)
 
 
@@ -219,7 +219,7 @@ def _add(root: _Node, path: Path, row: dict[str, object]) -> None:
 
 
 def _walk(node: _Node) -> Iterator[_Node]:
-    for child in sorted(node.below.values(), key=lambda each: each.first):
+    for child in sorted(node.below.values(), key=lambda child: child.first):
         yield child
         yield from _walk(child)
 
@@ -243,7 +243,7 @@ def _make_row(node: _Node, kernel_ns: int) -> ModuleRow:
 
 def _find_groups(root: _Node, kernel_ns: int) -> Iterator[ModuleGroup]:
     """Groups of at least two siblings that have modules below them, longest first."""
-    found: list[ModuleGroup] = []
+    groups: list[ModuleGroup] = []
 
     def visit(node: _Node) -> None:
         alike: dict[object, list[_Node]] = defaultdict(list)
@@ -253,13 +253,13 @@ def _find_groups(root: _Node, kernel_ns: int) -> Iterator[ModuleGroup]:
                 alike[_sign(child)].append(child)
         for same in alike.values():
             if len(same) > 1:
-                time_ns = sum(each.time_ns for each in same)
-                paths = tuple(".".join(each.path) for each in same)
+                time_ns = sum(sibling.time_ns for sibling in same)
+                paths = tuple(".".join(sibling.path) for sibling in same)
                 share = time_ns / kernel_ns if kernel_ns else 0.0
-                found.append(ModuleGroup(paths, same[0].kernels, time_ns, share))
+                groups.append(ModuleGroup(paths, same[0].kernels, time_ns, share))
 
     visit(root)
-    yield from sorted(found, key=lambda each: (-each.time_ns, each.paths))
+    yield from sorted(groups, key=lambda group: (-group.time_ns, group.paths))
 
 
 def _sign(node: _Node) -> object:

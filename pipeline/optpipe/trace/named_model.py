@@ -116,7 +116,9 @@ def _find_builds(
 def _repeat_build(request: ProfileRequest, built: ModelBuild, store: Store) -> BuildJob:
     """The same build, for another process."""
     model, builds = request.model, request.builds
-    runs_on = [each.entry.info.device for each in built.artifacts if each.why_not is None]
+    runs_on = [
+        artifact.entry.info.device for artifact in built.artifacts if artifact.why_not is None
+    ]
     device = builds.device or next(iter(runs_on), "cpu")
     weights = replace(model.weights, kind="random") if built.fallback_reason else model.weights
     return BuildJob(
@@ -126,7 +128,7 @@ def _repeat_build(request: ProfileRequest, built: ModelBuild, store: Store) -> B
         batch=model.batch,
         shapes=model.shapes,
         precisions=builds.precisions,
-        backends=tuple(each.name for each in builds.backends),
+        backends=tuple(backend.name for backend in builds.backends),
         automatic=builds.automatic,
         device=builds.device,
         on_gpu=device == "cuda",

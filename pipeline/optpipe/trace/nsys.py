@@ -243,8 +243,8 @@ def _record_once(program: Sequence[str], directory: Path, capture: Capture) -> R
     finally:
         _kill_others(directory)
     left = [output.with_suffix(suffix) for suffix in (*_REPORTS, _STREAM)]
-    found = next((path for path in left if path.is_file() and path.stat().st_size), None)
-    return Recording(found, status, _read_tail(log))
+    recording = next((path for path in left if path.is_file() and path.stat().st_size), None)
+    return Recording(recording, status, _read_tail(log))
 
 
 def _describe_crash(came: Recording, directory: Path) -> str:
@@ -255,8 +255,8 @@ def _describe_crash(came: Recording, directory: Path) -> str:
     if 0 < by_signal < 65 and by_signal not in _ASKED:
         return f"signal {by_signal}"
     for line in came.log.splitlines():
-        if found := _ENDED_EARLY.search(line):
-            return f"exception in {found['function']}" if found["function"] else line.strip()[:200]
+        if match := _ENDED_EARLY.search(line):
+            return f"exception in {match['function']}" if match["function"] else line.strip()[:200]
     return ""
 
 

@@ -65,21 +65,23 @@ def profile_model(
     stage's error if all failed.
     """
     card = read_stored_card(model)
-    for each in artifacts:
-        require_lengths(StoredArtifact(each.entry, card, model, None), plan.length)
+    for artifact in artifacts:
+        require_lengths(StoredArtifact(artifact.entry, card, model, None), plan.length)
     jobs = [] if build is None else list(list_build_jobs(plan, build, images, card, model, store))
     if Stage.INFERENCE in (plan.stage or tuple(Stage)):
-        able = [each.entry for each in artifacts if each.why_not is None]
+        able = [artifact.entry for artifact in artifacts if artifact.why_not is None]
         jobs += list_inference_jobs(plan, able, options, card, store)
     if not jobs:
         blocked = "; ".join(
-            f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not
+            f"{artifact.entry.info.backend}: {artifact.why_not}"
+            for artifact in artifacts
+            if artifact.why_not
         )
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
     stages: list[StageProfile] = []
     failed: dict[str, str] = {}
     errors: list[OptpipeError] = []
-    parents = (model.id, *(each.entry.id for each in artifacts))
+    parents = (model.id, *(artifact.entry.id for artifact in artifacts))
     granted = grant_sources(plan, store, listener, on_gpu=any(job.on_gpu for job in jobs))
     require_counters(plan, listener, on_gpu=any(job.on_gpu for job in jobs))
     with open_run(store.workspace, "profile") as run:
@@ -111,9 +113,13 @@ def profile_model(
             whole = analysis_from_trace(trace_from_folder(run.path / last.folder))
             write_timeline(whole, last, output, listener)
     main = next(
-        (each for each in stages if each.subject.kind == "inference"), stages[-1]
+        (stage for stage in stages if stage.subject.kind == "inference"), stages[-1]
     ).subject.name
-    not_run = {each.entry.id: each.why_not for each in artifacts if each.why_not is not None}
+    not_run = {
+        artifact.entry.id: artifact.why_not
+        for artifact in artifacts
+        if artifact.why_not is not None
+    }
     return ModelProfileDocument(
         record.stages,
         record.failed,
@@ -124,9 +130,9 @@ def profile_model(
     )
 
 
-def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
+def _make_graph(job: ProfileJob, result: WorkerResult) -> GraphCosts | None:
     """Costs of `job.source_graph`; None without peaks or a graph."""
-    subject, peaks = job.stages[0][0], found.peaks
+    subject, peaks = job.stages[0][0], result.peaks
     if peaks is None or subject.batch_size is None or job.source_graph is None:
         return None
     graph = graph_costs_from_onnx(
@@ -137,8 +143,8 @@ def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
         precision=subject.precision or Precision.FP32,
     )
     return (
-        replace(graph, layer_ns=sum_layer_times(job.source_graph, found.layer_ns))
-        if found.layer_ns
+        replace(graph, layer_ns=sum_layer_times(job.source_graph, result.layer_ns))
+        if result.layer_ns
         else graph
     )
 
@@ -154,21 +160,21 @@ def _profile_job(
     """Records and judges one job; deletes the raw recording unless the plan keeps it."""
     with open_scratch_folder(store) as scratch:
         recorded = record_job(job, plan, scratch, listener, granted)
-        trace, found = recorded.trace, recorded.result
+        trace, result = recorded.trace, recorded.result
         folder = run.path / job.name.replace(" ", "-").replace("+", "-")
         write_trace(trace, folder)
         # judge the files that are kept, so that they can be judged again
         whole = analysis_from_trace(trace_from_folder(folder))
-        graph = _make_graph(job, found)
+        graph = _make_graph(job, result)
         for subject, given in job.stages:
-            facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
+            facts = replace(given, unprofiled_iteration_ns=result.unprofiled_iteration_ns)
             judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
             measured = select_measured_part(whole, judged)
             profile = profile_from_trace(whole, judged, facts, graph, measured=measured)
             listener.inform(f"profile {subject.name}: {describe_quality(profile.trace_quality)}")
             views = make_stage_views(whole, judged, recorded.sources, measured=measured)
             stage = StageProfile(
-                subject, folder.name, judged, facts, profile, *views, energy=found.energy
+                subject, folder.name, judged, facts, profile, *views, energy=result.energy
             )
             if plan.kernels and job.on_gpu and subject.kind != "build":
                 with listener.step(f"count kernels of {subject.name}"):

@@ -73,8 +73,8 @@ def profile_program(
 
             def judge(name: str | None) -> list[StageProfile]:
                 return [
-                    _judge_program_stage(each, whole, recorded, folder.name)
-                    for each in list_program_stages(whole, name)
+                    _judge_program_stage(stage, whole, recorded, folder.name)
+                    for stage in list_program_stages(whole, name)
                 ]
 
             missing: BadInputError | None = None

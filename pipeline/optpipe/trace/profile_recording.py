@@ -45,7 +45,7 @@ def profile_recording(
         side = ComparedStage(subject, measured)
         with listener.step(f"read {against.name}"):
             difference = compare_with_run([side], against, range_name)
-    own = {each.name: getattr(profile, each.name) for each in fields(profile)}
+    own = {field.name: getattr(profile, field.name) for field in fields(profile)}
     return RecordingProfile(
         **own, **views._asdict(), counters=counters, energy=energy, against=difference
     )

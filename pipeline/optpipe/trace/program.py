@@ -64,13 +64,13 @@ def require_program(command: Sequence[str]) -> str:
     """The program's path. Raises BadInputError if there is no such executable."""
     find_nsys()
     named = command[0]
-    found = shutil.which(named)
-    if found is None:
+    path = shutil.which(named)
+    if path is None:
         exists = Path(named).exists()
         why = "not executable" if exists else "no such program"
         hint = f"; run it by its interpreter: -- python {named}" if named.endswith(".py") else ""
         raise BadInputError(f"{named}: {why}{hint}")
-    return str(Path(found).absolute())
+    return str(Path(path).absolute())
 
 
 def record_user_program(
@@ -111,7 +111,7 @@ def record_user_program(
 
 def has_gpu() -> bool:
     """Whether this machine has a GPU of NVIDIA, without starting CUDA."""
-    return any(Path(each).exists() for each in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
 
 
 def make_marks(sources: Sequence[Source], workers: int | None = None) -> Mapping[str, str]:
@@ -222,8 +222,8 @@ def list_program_stages(whole: Analysis, range_name: str | None) -> Iterator[Pro
         .filter(pl.col("wall_ns") >= _LEAST_SHARE * max(whole.timeline.span_ns, 1))
         .sort("wall_ns", "family", descending=[True, False])
     )
-    for found in outer["family"].head(_MOST_STAGES).to_list():
-        yield ProgramStage(str(found), str(found))
+    for name in outer["family"].head(_MOST_STAGES).to_list():
+        yield ProgramStage(str(name), str(name))
 
 
 def drop_empty_step(trace: Trace) -> Trace:

@@ -122,9 +122,9 @@ def add_frames(empty: Trace, frames: Mapping[str, pl.DataFrame]) -> Trace:
     """Adds the rows with possible times; diagnostics count the rows that are left out."""
     kept, lost = {}, list(empty.diagnostics)
     for table, frame in frames.items():
-        times = [each for each in ("start_ns", "end_ns", "time_ns") if each in frame.columns]
+        times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
         timed = frame.drop_nulls(times).filter(
-            *(pl.col(each).abs() < _FARTHEST_NS for each in times)
+            *(pl.col(column).abs() < _FARTHEST_NS for column in times)
         )
         is_span = "end_ns" in times
         kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if is_span else timed
@@ -355,14 +355,14 @@ def _make_queries(columns: Columns) -> dict[str, str]:
     queries = {}
     for name, (table, expressions) in _SOURCES.items():
         known = columns.get(table, frozenset())
-        if not known or {each.strip('"') for each in expressions.values()} & _ESSENTIAL - known:
+        if not known or {column.strip('"') for column in expressions.values()} & _ESSENTIAL - known:
             continue
         absent = _OPTIONAL.keys() - known
-        found = (
-            f"{_OPTIONAL[each] if each in absent else each} AS {alias}"
-            for alias, each in expressions.items()
+        selected = (
+            f"{_OPTIONAL[column] if column in absent else column} AS {alias}"
+            for alias, column in expressions.items()
         )
-        queries[name] = f"SELECT {', '.join(found)} FROM {table}"
+        queries[name] = f"SELECT {', '.join(selected)} FROM {table}"
     if columns.get("NVTX_EVENTS", frozenset()) >= {"start", "end", "text", "globalTid"}:
         queries["ranges"] = _make_ranges_query(columns["NVTX_EVENTS"])
     for name, (needed, query) in _DETAIL_QUERIES.items():
@@ -490,20 +490,20 @@ def _read_version(path: Path, columns: Columns) -> str:
     """The version of nsys that made the export; up to 2022, the table of metadata has another name."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if columns.get(table, frozenset()) >= {"name", "value"}:
-            found = _fetch_rows(
+            rows = _fetch_rows(
                 path, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'"
             )
-            return str(found[-1][0]) if found else _UNKNOWN_VERSION
+            return str(rows[-1][0]) if rows else _UNKNOWN_VERSION
     return _UNKNOWN_VERSION
 
 
 def _read_gpus(path: Path, known: frozenset[str]) -> tuple[Gpu, ...]:
     if "name" not in known:
         return ()
-    wanted = (each if each in known else "NULL" for each in ("name", "smCount"))
-    found = _fetch_rows(path, f"SELECT {', '.join(wanted)} FROM TARGET_INFO_GPU ORDER BY id")
+    wanted = (column if column in known else "NULL" for column in ("name", "smCount"))
+    rows = _fetch_rows(path, f"SELECT {', '.join(wanted)} FROM TARGET_INFO_GPU ORDER BY id")
     return tuple(
-        Gpu(str(name), _integer(multiprocessors) or None) for name, multiprocessors in found
+        Gpu(str(name), _integer(multiprocessors) or None) for name, multiprocessors in rows
     )
 
 
@@ -511,10 +511,10 @@ def _read_cuda_numbers(path: Path, known: frozenset[str]) -> dict[int, int]:
     """CUDA's number of each GPU that a recorded process used, by the number that nsys gives it."""
     if not known >= {"gpuId", "cudaId"}:
         return {}
-    found = _fetch_rows(
+    rows = _fetch_rows(
         path, "SELECT gpuId, MIN(cudaId) FROM TARGET_INFO_CUDA_DEVICE GROUP BY gpuId"
     )
-    return {_integer(gpu): _integer(cuda) for gpu, cuda in found}
+    return {_integer(gpu): _integer(cuda) for gpu, cuda in rows}
 
 
 def _order_gpus(gpus: tuple[Gpu, ...], cuda_numbers: Mapping[int, int]) -> tuple[Gpu, ...]:
@@ -544,8 +544,8 @@ def _read_losses(path: Path, known: frozenset[str]) -> tuple[str, ...]:
     if not known >= {"text", "severity"}:
         return ()
     severities = f"({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
-    found = _fetch_rows(path, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN {severities}")
-    texts = (str(row[0]).strip() for row in found)
+    rows = _fetch_rows(path, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN {severities}")
+    texts = (str(row[0]).strip() for row in rows)
     lost = dict.fromkeys(
         text for text in texts if any(word in text.lower() for word in _LOSS_WORDS)
     )
@@ -578,9 +578,9 @@ def write_trace(trace: Trace, directory: Path, most_rows: int = MOST_DETAIL_ROWS
     Of metrics and stacks that have more than `most_rows` rows, every n-th sample is written; of OS calls, the longest.
     """
     header = {
-        each.name: getattr(trace, each.name)
-        for each in fields(trace)
-        if each.name not in _ALL_SCHEMAS
+        table.name: getattr(trace, table.name)
+        for table in fields(trace)
+        if table.name not in _ALL_SCHEMAS
     }
     try:
         (directory / TABLES).mkdir(parents=True, exist_ok=True)

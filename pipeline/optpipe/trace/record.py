@@ -190,7 +190,7 @@ def record_job(
     for whole in (False, True):
         capture = Capture(job.on_gpu, whole=whole, sources=sources)
         came = record_program(make_worker_command(scratch), scratch, capture)
-        found = read_result(worker_job, came)
+        result = read_result(worker_job, came)
         trace = add_crash(trace_from_sqlite(export_recording(came, scratch)), came, listener)
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
             break
@@ -198,8 +198,8 @@ def record_job(
             break
         nothing = "nsys recorded no kernels in the measured range"
         listener.warn(f"{job.name}: {nothing}; recording the whole process instead")
-    states = tuple(_limit_source(state, job, found) for state in granted)
-    return RecordedJob(add_python_stacks(trace, came, scratch, sources, listener), found, states)
+    states = tuple(_limit_source(state, job, result) for state in granted)
+    return RecordedJob(add_python_stacks(trace, came, scratch, sources, listener), result, states)
 
 
 def make_worker_command(scratch: Path) -> list[str]:
@@ -235,13 +235,13 @@ def add_python_stacks(
     return replace(trace, stacks=pl.concat([trace.stacks, stacks.frames]))
 
 
-def _limit_source(state: SourceState, job: ProfileJob, found: WorkerResult) -> SourceState:
+def _limit_source(state: SourceState, job: ProfileJob, result: WorkerResult) -> SourceState:
     """What this stage cannot have of a source that the machine grants."""
     if state.name is Source.GPU_METRICS and state.recorded and not job.on_gpu:
         return SourceState(state.name, False, "the stage does not use the GPU")
     if state.name is not Source.MODULES or not isinstance(job.work, InferenceJob):
         return state
-    if not found.marked:
+    if not result.marked:
         return SourceState(state.name, False, f"{job.work.backend} does not name its modules here")
     if job.work.options.get("cuda_graph"):
         why = "a replayed CUDA graph does not run the modules"
@@ -295,14 +295,14 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
     log, result = job.scratch / LOG, job.scratch / RESULT
     if result.is_file():
         try:
-            found = read_record(result, WorkerResult)
+            outcome = read_record(result, WorkerResult)
         except BadInputError as error:
             raise StageError(
                 "the profiled process wrote an invalid result: " + error.message
             ) from error
-        if found.error is not None:
-            raise _ERRORS.get(found.exit_status, StageError)(message_from_text(found.error))
-        return found
+        if outcome.error is not None:
+            raise _ERRORS.get(outcome.exit_status, StageError)(message_from_text(outcome.error))
+        return outcome
     if not log.is_file():
         export_recording(recorded, job.scratch)  # raises the reason of nsys, or of the interpreter
         raise StageError(f"the profiled process never started: {recorded.log.strip()[-300:]}")
@@ -416,7 +416,7 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
     with mark_range(CAPTURE_RANGE), mark_range(MEASURED_RANGE):
         result = build_model(model, plan, Store(workspace), _MarkingListener())
     if not result.artifacts:
-        why = "; ".join(each.reason for each in (*result.failed, *result.skipped))
+        why = "; ".join(candidate.reason for candidate in (*result.failed, *result.skipped))
         raise StageError(f"no artifact was built: {why}")
     return WorkerResult()
 

@@ -260,7 +260,7 @@ def make_stage_views(
 
 def rows_from_table(table: pl.DataFrame, kind: type[Row]) -> tuple[Row, ...]:
     """Raises BadInputError if a value has another type, as in a damaged trace."""
-    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    names = [column.name for column in fields(kind)]  # type: ignore[arg-type]
     return record_from_plain(table.select(names).to_dicts(), tuple[kind, ...], "the trace")  # type: ignore[valid-type]
 
 
@@ -287,7 +287,7 @@ def profile_from_trace(
     if TENSOR_CORES.name not in quality.withheld:
         cores = analyze_tensor_cores(measured, graph)
         if cores.basis == "layers":
-            layer_ns = {each.name: each.time_ns / cores.iterations for each in cores.layers}
+            layer_ns = {layer.name: layer.time_ns / cores.iterations for layer in cores.layers}
     roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, layer_ns) if graph else None
     undisturbed_ns, scale, timeline = None, 1.0, measured.timeline
     if quality.distorts_host and UNPROFILED not in quality.withheld and measured.iterations.height:
@@ -463,10 +463,11 @@ def recompute_profile(run: Run) -> Iterator[Recomputed]:
     """Recomputes stages with all their tables; the sentences of findings are not compared."""
     for stage in read_profile(run).stages:
         if (again := recompute_stage(run, stage)) is not None:
-            said, found = (
-                replace(each, profile=_without_sentences(each.profile)) for each in (stage, again)
+            said, recomputed = (
+                replace(profiled, profile=_without_sentences(profiled.profile))
+                for profiled in (stage, again)
             )
-            yield f"{PROFILE}: {stage.subject.name}", said, found
+            yield f"{PROFILE}: {stage.subject.name}", said, recomputed
 
 
 def _without_sentences(profile: TraceProfile) -> TraceProfile:

@@ -65,8 +65,8 @@ def measure_gpu_peaks() -> Peaks:
     }
     for kind, dtype in kinds.items():
         torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
-        one, other = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
-        rates[kind] = 2 * size**3 / _time_best_gpu_run(lambda a=one, b=other: a @ b)  # type: ignore[misc]
+        left, right = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+        rates[kind] = 2 * size**3 / _time_best_gpu_run(lambda a=left, b=right: a @ b)  # type: ignore[misc]
     torch.backends.cuda.matmul.allow_tf32 = allowed
     whole, other_whole = (
         torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2)
@@ -221,9 +221,9 @@ class Roofline:
         if self.measured_ns is not None and self.measured_ns < self.bound_ns:
             return self.measured_ns, self.bound_ns
         timed = [
-            (each.measured_ns, compute_math_ns(each.cost, self.peaks))
-            for each in self.layers
-            if each.measured_ns and each.cost.macs and each.cost.type in self.peaks.flops_per_s
+            (layer.measured_ns, compute_math_ns(layer.cost, self.peaks))
+            for layer in self.layers
+            if layer.measured_ns and layer.cost.macs and layer.cost.type in self.peaks.flops_per_s
         ]
         measured_ns, math_ns = (
             (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0)
@@ -243,13 +243,13 @@ def compute_roofline(
         bound_ns = max(compute_math_ns(cost, peaks), compute_memory_ns(cost, peaks))
         layers.append(LayerRoof(cost, intensity, bound_ns, known_ns.get(cost.name)))
     known_math_ns = sum(
-        compute_math_ns(each, peaks) for each in costs if each.type in peaks.flops_per_s
+        compute_math_ns(cost, peaks) for cost in costs if cost.type in peaks.flops_per_s
     )
     fused = [
-        each if each.fused_bytes is None else replace(each, bytes=each.fused_bytes)
-        for each in costs
+        cost if cost.fused_bytes is None else replace(cost, bytes=cost.fused_bytes)
+        for cost in costs
     ]
-    times = [(compute_math_ns(each, peaks), compute_memory_ns(each, peaks)) for each in fused]
+    times = [(compute_math_ns(cost, peaks), compute_memory_ns(cost, peaks)) for cost in fused]
     layers_ns, by_math_ns = (
         sum(map(max, times)),
         sum(math for math, memory in times if math >= memory),
@@ -258,11 +258,11 @@ def compute_roofline(
     return Roofline(
         peaks=peaks,
         batch_size=graph.batch_size,
-        macs=sum(each.macs for each in costs),
+        macs=sum(cost.macs for cost in costs),
         edge_bytes=graph.edge_bytes,
         bound_ns=bound_ns,
         types_without_peak=tuple(
-            sorted({each.type for each in costs if each.macs} - set(peaks.flops_per_s))
+            sorted({cost.type for cost in costs if cost.macs} - set(peaks.flops_per_s))
         ),
         layers_ns=layers_ns,
         math_share=by_math_ns / layers_ns if layers_ns else 0.0,
@@ -270,15 +270,17 @@ def compute_roofline(
         times_bound=measured_ns / bound_ns
         if bound_ns and measured_ns and measured_ns >= bound_ns
         else None,
-        layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
+        layers=tuple(sorted(layers, key=lambda layer: (-layer.above_bound_ns, layer.cost.name))),
     )
 
 
-def graph_costs_from_roofline(found: Roofline) -> GraphCosts:
+def graph_costs_from_roofline(roofline: Roofline) -> GraphCosts:
     """The inputs of `compute_roofline`; costs are in the order of its layers."""
-    layer_ns = {each.cost.name: each.measured_ns for each in found.layers if each.measured_ns}
-    costs = tuple(each.cost for each in found.layers)
-    return GraphCosts(costs, found.peaks, found.batch_size, found.edge_bytes, layer_ns)
+    layer_ns = {
+        layer.cost.name: layer.measured_ns for layer in roofline.layers if layer.measured_ns
+    }
+    costs = tuple(layer.cost for layer in roofline.layers)
+    return GraphCosts(costs, roofline.peaks, roofline.batch_size, roofline.edge_bytes, layer_ns)
 
 
 _TYPE_BYTES = {
@@ -311,10 +313,10 @@ def graph_costs_from_onnx(
     """
     model = load_onnx(path, weights=False)
     sized = [
-        each
-        if found is None
-        else each.with_batch(min(found[0], batch_size), batch_size, max(found[2], batch_size))
-        for each, found in ((each, each.batch_range) for each in inputs)
+        spec
+        if limits is None
+        else spec.with_batch(min(limits[0], batch_size), batch_size, max(limits[2], batch_size))
+        for spec, limits in ((spec, spec.batch_range) for spec in inputs)
     ]
     known = infer_graph_types(model, sized)
     nodes = [node for node in model.graph.node if node.output]
@@ -359,11 +361,11 @@ def graph_costs_from_onnx(
 
 def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[list[int], int]:
     """Bytes between groups, listed at each group's leader, and the bytes that no fusion saves: inputs, weights, outputs."""
-    same = _find_same_tensors(nodes, frozenset(each.name for each in graph.output))
+    same = _find_same_tensors(nodes, frozenset(output.name for output in graph.output))
     constants = _sum_constants(graph, nodes, known)
     scores = _find_scores(nodes, same)
     leaders = _find_leaders(nodes, same, constants, scores)
-    results = {same.get(each.name, each.name) for each in graph.output}
+    results = {same.get(output.name, output.name) for output in graph.output}
     written_by: dict[str, int] = {}
     read: list[dict[str, int]] = [{} for _ in nodes]
     written: list[dict[str, int]] = [{} for _ in nodes]
@@ -390,7 +392,8 @@ def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[li
             if name in results:
                 written[leader][name] = edges[name] = _tensor_bytes(known, name)
     moved = [
-        sum(each.values()) + sum(other.values()) for each, other in zip(read, written, strict=True)
+        sum(reads.values()) + sum(writes.values())
+        for reads, writes in zip(read, written, strict=True)
     ]
     return moved, sum(edges.values())
 
@@ -408,15 +411,15 @@ def _find_same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[st
 
 def _sum_constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, int]:
     """Bytes of constants and of tensors computed only from constants: their own or their sources', whichever is smaller."""
-    found = {each.name: _tensor_bytes(known, each.name) for each in graph.initializer}
+    sizes = {tensor.name: _tensor_bytes(known, tensor.name) for tensor in graph.initializer}
     for node in nodes:
         given = [name for name in node.input if name]
-        if (given or node.op_type == "Constant") and all(name in found for name in given):
-            sources = sum(found[name] for name in dict.fromkeys(given))
+        if (given or node.op_type == "Constant") and all(name in sizes for name in given):
+            sources = sum(sizes[name] for name in dict.fromkeys(given))
             for name in node.output:
                 size = _tensor_bytes(known, name)
-                found[name] = min(size, sources) if given else size
-    return found
+                sizes[name] = min(size, sources) if given else size
+    return sizes
 
 
 def _find_leaders(
@@ -472,7 +475,7 @@ def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
     weight = known.shapes.get(node.input[1]) if len(node.input) > 1 else None
     if not weight or len(weight) < 2:
         return None
-    groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
     return (weight[1], weight[0] // groups) if "Conv" in node.op_type else (weight[-2], weight[-1])
 
 
@@ -509,9 +512,9 @@ def _find_product_behind(tensor: str, writers: Mapping[str, Any], taken: set[str
     """The nearest product upstream of `tensor` that is not in `taken`."""
     wave = [tensor]
     for _ in range(_FUSED_DEPTH):
-        found = [writers[each] for each in wave if each in writers]
-        for node in found:
+        nodes = [writers[name] for name in wave if name in writers]
+        for node in nodes:
             if node.op_type in _PRODUCTS and node.name not in taken:
                 return str(node.name)
-        wave = [each for node in found if node.op_type not in _PRODUCTS for each in node.input]
+        wave = [name for node in nodes if node.op_type not in _PRODUCTS for name in node.input]
     return None

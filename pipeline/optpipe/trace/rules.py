@@ -136,9 +136,9 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
     kept = []
     for rule in _RULES:
         applies = (rule.on_gpu if has_gpu else rule.on_cpu) and (with_gaps or not rule.gaps)
-        if not applies or (found := rule.find(context)) is None:
+        if not applies or (finding := rule.find(context)) is None:
             continue
-        evidence, gain_ns, advice = found
+        evidence, gain_ns, advice = finding
         base_ns: float = context.measured.timeline.span_ns
         if context.undisturbed_ns is not None:
             if (
@@ -157,7 +157,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
                 rule.name, evidence, gain_ns, advice, gain_ns / max(base_ns, 1), rule.host_times
             )
         )
-    return tuple(sorted(kept, key=lambda each: (-each.gain_share, each.rule)))
+    return tuple(sorted(kept, key=lambda finding: (-finding.gain_share, finding.rule)))
 
 
 @_rule("launch-gaps", gaps=True, host_times=True, advice_in_preprocessing=_LARGER_BATCH)
@@ -220,8 +220,10 @@ def find_device_gaps(context: RuleContext) -> _Found | None:
     waits = context.measured.timeline.idle[IdleCause.KERNEL_WAIT]
     if not has_notable_gaps(context.measured, waits):
         return None
-    each = format_duration(waits.total_ns / waits.starts.size)
-    evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
+    average = format_duration(waits.total_ns / waits.starts.size)
+    evidence = (
+        f"{_format_gap_count(waits.starts.size)} of {average} between already launched kernels"
+    )
     advice = "use a larger batch, or fewer, larger kernels; " + _advise_fusion(context)
     return _Found(evidence, waits.total_ns, advice)
 
@@ -235,8 +237,8 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
     named = ", ".join(
         f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True)
     )
-    each = _sum(calls, "count") / context.iterations
-    evidence = f"{format_duration(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
+    count = _sum(calls, "count") / context.iterations
+    evidence = f"{format_duration(idle.total_ns)} idle inside waiting calls ({named}; {count:.1f} per iteration)"
     advice = "synchronize once per iteration, not once per step; "
     advice += "keep several batches in flight (" + _STREAMS + ")"
     return _Found(evidence, idle.total_ns, advice)
@@ -267,13 +269,13 @@ def find_unaligned_shapes(context: RuleContext) -> _Found | None:
     if context.facts.stage:
         return None
     name = pl.col("name")
-    found = context.measured.kernels.filter(
+    kernels = context.measured.kernels.filter(
         name.str.contains(_UNALIGNED) & name.str.contains(r"(?i)f16|bf16|half|s16816|s1688")
     )
-    if found.is_empty():
+    if kernels.is_empty():
         return None
-    total_ns = _sum(found, "total_ns")
-    evidence = f"{found.height} matrix kernels for sizes that are not multiples of 8: {format_duration(total_ns)}"
+    total_ns = _sum(kernels, "total_ns")
+    evidence = f"{kernels.height} matrix kernels for sizes that are not multiples of 8: {format_duration(total_ns)}"
     advice = "pad channels, features, and sequence lengths to multiples of 8 (FP16, BF16) or 16 (INT8, FP8)"
     return _Found(evidence, total_ns // 2, advice)
 
@@ -316,31 +318,31 @@ def find_pageable_copies(context: RuleContext) -> _Found | None:
 
 @_rule("missed-tensor-cores")
 def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
-    found = context.tensor_cores
-    if found is None or not found.missed:
+    cores = context.tensor_cores
+    if cores is None or not cores.missed:
         return None
-    said = f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores"
+    said = f"{len(cores.missed)} of {cores.eligible} eligible {cores.basis} do not use Tensor Cores"
     advice = _SMALLER_TYPES
-    if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
+    if any(layer.type in ("fp16", "bf16", "int8") for layer in cores.missed):
         others = Argument("backend", ["onnxruntime", "inductor", "torch"])
         advice = "other kernels: build with " + others + ", then " + _BENCH
         advice += "; onnxruntime.cudnn_search=EXHAUSTIVE"
-    gain = sum(each.could_save_ns for each in found.missed)
-    return _Found(f"{said}: {_format_time(found, found.missed)}", gain, advice)
+    gain = sum(layer.could_save_ns for layer in cores.missed)
+    return _Found(f"{said}: {_format_time(cores, cores.missed)}", gain, advice)
 
 
 @_rule("ineligible-for-tensor-cores")
 def find_ineligible_layers(context: RuleContext) -> _Found | None:
-    found = context.tensor_cores
-    if found is None or not found.ineligible:
+    cores = context.tensor_cores
+    if cores is None or not cores.ineligible:
         return None
-    first, count = found.ineligible[0], len(found.ineligible)
+    first, count = cores.ineligible[0], len(cores.ineligible)
     evidence = f"{count} matrix {'layer' if count == 1 else 'layers'} cannot use Tensor Cores as they are: "
-    evidence += f"{_format_time(found, found.ineligible)}; {first.name}: {first.reason}"
+    evidence += f"{_format_time(cores, cores.ineligible)}; {first.name}: {first.reason}"
     by_type = first.reason is not None and "no Tensor Cores" in first.reason
     pad = "pad channels and weights with zeros to that multiple (3 input channels to 8), or use a backend that pads: "
     pad += Call("build", backend=["torch", "inductor"]) + ", then " + _BENCH
-    gain = sum(each.could_save_ns for each in found.ineligible)
+    gain = sum(layer.could_save_ns for layer in cores.ineligible)
     return _Found(evidence, gain, _SMALLER_TYPES if by_type else pad)
 
 
@@ -419,18 +421,18 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
 
 @_rule("slow-layers", on_gpu=False, on_cpu=True)
 def find_slow_layers(context: RuleContext) -> _Found | None:
-    found = context.roofline
-    if found is None or found.contradiction or context.measured.trace.kernels.height:
+    roofline = context.roofline
+    if roofline is None or roofline.contradiction or context.measured.trace.kernels.height:
         return None
     timed = [
-        each
-        for each in found.layers
-        if each.measured_ns is not None and each.measured_ns > each.bound_ns
+        layer
+        for layer in roofline.layers
+        if layer.measured_ns is not None and layer.measured_ns > layer.bound_ns
     ]
-    above_ns = sum(each.above_bound_ns for each in timed)
-    if found.measured_ns is not None:
+    above_ns = sum(layer.above_bound_ns for layer in timed)
+    if roofline.measured_ns is not None:
         # at most the excess of the whole inference
-        above_ns = min(above_ns, found.measured_ns - found.bound_ns)
+        above_ns = min(above_ns, roofline.measured_ns - roofline.bound_ns)
     if above_ns <= 0:
         return None
     evidence = (
@@ -439,7 +441,7 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
     )
     advice = "more threads or larger batches: "
     advice += Call("bench", option={context.backend: {"threads": "N"}}, batch=[1, 8, 32])
-    if not any(each.cost.type == "int8" for each in timed):
+    if not any(layer.cost.type == "int8" for layer in timed):
         smaller = Call("build", precision="int8", backend="onnxruntime")
         advice += "; INT8 if accuracy allows: " + smaller
     return _Found(evidence, int(above_ns * context.iterations), advice)
@@ -456,9 +458,9 @@ def _format_gap_count(count: int) -> str:
     return "1 gap" if count == 1 else f"{count} gaps"
 
 
-def _format_time(found: TensorCores, layers: tuple[LayerUse, ...]) -> str:
-    ns = sum(each.time_ns for each in layers) // found.iterations
-    return f"{format_duration(ns)}{' per iteration' if found.iterations > 1 else ''}"
+def _format_time(cores: TensorCores, layers: tuple[LayerUse, ...]) -> str:
+    ns = sum(layer.time_ns for layer in layers) // cores.iterations
+    return f"{format_duration(ns)}{' per iteration' if cores.iterations > 1 else ''}"
 
 
 def _sum(frame: pl.DataFrame, column: str) -> int:

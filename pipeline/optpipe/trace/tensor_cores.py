@@ -94,8 +94,8 @@ def find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> Ti
     owner, starts, ends = (
         array_from_column(ranges, name) for name in ("thread", "start_ns", "end_ns")
     )
-    for each in np.unique(owner):
-        mine, rows = np.flatnonzero(thread == each), np.flatnonzero(owner == each)
+    for number in np.unique(owner):
+        mine, rows = np.flatnonzero(thread == number), np.flatnonzero(owner == number)
         mine = mine[np.argsort(at[mine], kind="stable")]
         first, last = (np.searchsorted(at[mine], edges[rows]) for edges in (starts, ends))
         for row, low, high in zip(rows.tolist(), first.tolist(), last.tolist(), strict=True):
@@ -147,17 +147,21 @@ class TensorCores:
     @property
     def missed(self) -> tuple[LayerUse, ...]:
         """Eligible and not used, largest saving first."""
-        return _sort_by_saving(each for each in self.layers if each.eligible and each.used is False)
+        return _sort_by_saving(
+            layer for layer in self.layers if layer.eligible and layer.used is False
+        )
 
     @property
     def ineligible(self) -> tuple[LayerUse, ...]:
         """Matrix layers that cannot use them, largest saving first."""
-        return _sort_by_saving(each for each in self.layers if not each.eligible and each.reason)
+        return _sort_by_saving(
+            layer for layer in self.layers if not layer.eligible and layer.reason
+        )
 
 
 def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) -> TensorCores:
     """Counts by layer if ranges name layers, otherwise by kernel; the costs of layers come from the `graph`."""
-    costs, peaks = ({each.name: each for each in graph.costs}, graph.peaks) if graph else ({}, None)
+    costs, peaks = ({cost.name: cost for cost in graph.costs}, graph.peaks) if graph else ({}, None)
     located = _locate_launches(measured)
     table = _tabulate_layers(located)
     named_ns = int(table["kernel_ns"].sum())
@@ -181,18 +185,18 @@ def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) ->
         _judge_layer(row, measured.kernel_ns, peaks, costs.get(row["layer"]), iterations)
         for row in rows
     )
-    eligible = [each for each in layers if each.eligible]
+    eligible = [layer for layer in layers if layer.eligible]
     used_ns = int(table["tensor_core_ns"].sum())
-    by, names = "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
+    by, names = "layer" if basis == "layers" else "kernel", [layer.name for layer in eligible]
     eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(
         located, measured.iterations, by, names
     )
     return TensorCores(
         basis=basis,
         eligible=len(eligible),
-        used=sum(each.used is True for each in layers),
-        unknown=sum(each.used is None for each in eligible),
-        eligible_ns=sum(each.time_ns for each in eligible),
+        used=sum(layer.used is True for layer in layers),
+        unknown=sum(layer.used is None for layer in eligible),
+        eligible_ns=sum(layer.time_ns for layer in eligible),
         used_ns=used_ns,
         kernel_ns=measured.kernel_ns,
         named_ns=named_ns,
@@ -214,7 +218,7 @@ def _split_by_iteration(
         )
         - 1
     )
-    found = (
+    times = (
         launches.with_columns(pl.Series("iteration", iteration))
         .filter(pl.col("iteration") >= 0, pl.col("range") >= 0 if by == "layer" else True)
         .group_by("iteration", maintain_order=True)
@@ -223,11 +227,11 @@ def _split_by_iteration(
             pl.col("kernel_ns").filter(pl.col("tensor_core")).sum().alias("used"),
         )
     )
-    return tuple(found["eligible"].to_list()), tuple(found["used"].to_list())
+    return tuple(times["eligible"].to_list()), tuple(times["used"].to_list())
 
 
 def _sort_by_saving(layers: Iterable[LayerUse]) -> tuple[LayerUse, ...]:
-    return tuple(sorted(layers, key=lambda each: (-each.could_save_ns, each.name)))
+    return tuple(sorted(layers, key=lambda layer: (-layer.could_save_ns, layer.name)))
 
 
 def _judge_layer(

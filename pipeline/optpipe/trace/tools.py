@@ -21,8 +21,8 @@ def find_tool(name: str, variable: str, folders: Sequence[str], missing: str) ->
         if not Path(named).is_file():
             raise MissingError(f"{variable}={named}: no such file")
         return Path(named).absolute()
-    if found := shutil.which(name):
-        return Path(found).absolute()
+    if path := shutil.which(name):
+        return Path(path).absolute()
     for pattern in folders:
         if places := sorted(Path("/opt").glob(pattern)):
             return places[-1]

@@ -48,18 +48,18 @@ class WorkerTrial:
 
 def list_trials(stages: Iterable[StageProfile]) -> tuple[WorkerTrial, ...]:
     """The runs of a profile with other numbers of workers, and the program as it is; empty without such runs."""
-    found, first = [], None
+    trials, first = [], None
     for stage in stages:
         if stage.loop is None:
             continue
         if stage.folder.startswith(_FOLDER):
-            found.append(WorkerTrial(int(stage.folder.removeprefix(_FOLDER)), stage.loop))
+            trials.append(WorkerTrial(int(stage.folder.removeprefix(_FOLDER)), stage.loop))
         elif first is None:
             first = WorkerTrial(None, stage.loop)
-    return (*([] if first is None else [first]), *found) if found else ()
+    return (*([] if first is None else [first]), *trials) if trials else ()
 
 
 def choose_trial(trials: Sequence[WorkerTrial]) -> WorkerTrial | None:
     """The fewest workers with which the loop no longer waits; None if it waits with all of them."""
-    ended = [each for each in trials if each.workers is not None and not each.waits]
-    return min(ended, key=lambda each: each.workers or 0, default=None)
+    ended = [trial for trial in trials if trial.workers is not None and not trial.waits]
+    return min(ended, key=lambda trial: trial.workers or 0, default=None)

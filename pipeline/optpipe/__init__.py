@@ -41,9 +41,9 @@ __all__ = [*_PLACES]
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'optpipe' has no attribute {name!r}")
-    found: object = getattr(import_module(f"optpipe.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
+    attribute: object = getattr(import_module(f"optpipe.{_PLACES[name]}"), name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

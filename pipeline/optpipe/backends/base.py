@@ -280,11 +280,13 @@ class Backend(ABC):
         """
         if device not in self.devices():
             return f"does not support {device}"
-        found = None if anywhere else self.probe_capability(device)
-        if found is not None and not (found.builds and (found.runs or not runs)):
-            return f"{found.why_not}" + (f"; {found.install}" if found.install else "")
+        capability = None if anywhere else self.probe_capability(device)
+        if capability is not None and not (capability.builds and (capability.runs or not runs)):
+            return f"{capability.why_not}" + (
+                f"; {capability.install}" if capability.install else ""
+            )
         if precision is not None and precision not in (known := self.precisions(device)):
-            return f"has no {precision} kernels on {device}, only {', '.join(each for each in Precision if each in known)}"
+            return f"has no {precision} kernels on {device}, only {', '.join(offered for offered in Precision if offered in known)}"
         return None
 
     def choose_device(self, wanted: Device | None) -> Device:
@@ -300,7 +302,9 @@ class Backend(ABC):
 
     def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
         return {
-            each.name: each.default for each in self.describe_options(device) if not each.builds
+            option.name: option.default
+            for option in self.describe_options(device)
+            if not option.builds
         }
 
     def merge_options(
@@ -308,7 +312,9 @@ class Backend(ABC):
     ) -> dict[str, bool | int | str]:
         """All options on `device`, with their defaults overridden by `given`; raises `BadInputError` as `merge_options`."""
         return merge_options(
-            given, {each.name: each.default for each in self.describe_options(device)}, self.name
+            given,
+            {option.name: option.default for option in self.describe_options(device)},
+            self.name,
         )
 
     @abstractmethod
@@ -396,15 +402,15 @@ def _parse_like(value: Any, default: Any, key: str) -> Any:
             return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[
                 value.lower()
             ]
-        found = type(default)(value)
+        parsed = type(default)(value)
     except (KeyError, ValueError) as error:
         kind = NAMES_OF_KINDS.get(type(default), type(default).__name__)
         raise BadInputError(
             f"option {key}={value}: expected {kind}, such as {str(default).lower()}"
         ) from error
-    if isinstance(found, int | float) and found < min(default, 0):
+    if isinstance(parsed, int | float) and parsed < min(default, 0):
         raise BadInputError(f"option {key}={value}: expected at least {min(default, 0)}")
     largest = 2**63 - 1 if key.endswith("bytes") else 2**31 - 1  # of the runtimes' own integers
-    if isinstance(found, int) and found > largest:
+    if isinstance(parsed, int) and parsed > largest:
         raise BadInputError(f"option {key}={value}: expected at most {largest}")
-    return found
+    return parsed

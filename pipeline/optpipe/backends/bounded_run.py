@@ -113,8 +113,8 @@ def _name_loops(graph: Any) -> str:
     """The loops of a graph, whose rounds only a run shows."""
     names = [
         f"{node.op_type} '{escape(node.name or ''.join(node.output[:1]))[:80]}'"
-        for each in iterate_graphs(graph)
-        for node in each.node
+        for inner in iterate_graphs(graph)
+        for node in inner.node
         if node.op_type in _COMPUTED
     ]
     return f"; it has {', '.join(names[:3])}" if names else ""

@@ -108,11 +108,13 @@ class Inductor(TorchBackend):
         return TorchBackend.precisions(self, device) | own
 
     def probe_capability(self, device: Device) -> Capability:
-        found = TorchBackend.probe_capability(self, device)
-        if found.builds and shutil.which("g++") is None and shutil.which("clang++") is None:
+        capability = TorchBackend.probe_capability(self, device)
+        if capability.builds and shutil.which("g++") is None and shutil.which("clang++") is None:
             why_not = "AOTInductor needs a C++ compiler; none was found"
-            return Capability(False, found.runs, found.version, why_not, "`apt-get install g++`")
-        return found
+            return Capability(
+                False, capability.runs, capability.version, why_not, "`apt-get install g++`"
+            )
+        return capability
 
     def find_obstacle(
         self,
@@ -122,8 +124,8 @@ class Inductor(TorchBackend):
         anywhere: bool = False,
         runs: bool = False,
     ) -> str | None:
-        found = TorchBackend.find_obstacle(self, device, precision, anywhere=anywhere, runs=runs)
-        return found or (
+        obstacle = TorchBackend.find_obstacle(self, device, precision, anywhere=anywhere, runs=runs)
+        return obstacle or (
             find_old_gpu(device, precision)
             if precision in LEAST_CAPABILITY and not anywhere
             else None
@@ -208,9 +210,9 @@ class Inductor(TorchBackend):
         static = [
             [
                 Compilation(
-                    make(each), request.directory / name_static_package(size, variant), chosen
+                    make(sized), request.directory / name_static_package(size, variant), chosen
                 )
-                for size, each in fixed.items()
+                for size, sized in fixed.items()
             ]
             for variant, (make, chosen) in enumerate(exports)
         ]
@@ -231,7 +233,7 @@ class Inductor(TorchBackend):
         if request.gpu_lock is not None:
             yield
         if on_gpu:
-            made_here = [general, *(each for group in static for each in group)]
+            made_here = [general, *(compilation for group in static for compilation in group)]
             remarks = (*remarks, *_check_layouts(request, made_here, failures))
         if compared:
             from optpipe.backends.torch_layers.tuning import (
@@ -241,8 +243,8 @@ class Inductor(TorchBackend):
             )
 
             own, half = (
-                load_package(each, request.device)
-                for each in (request.directory / GENERAL, rival.package)
+                load_package(package, request.device)
+                for package in (request.directory / GENERAL, rival.package)
             )
             speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
             rival.package.unlink()
@@ -397,14 +399,14 @@ def _check_layouts(
 
     lock = nullcontext() if request.gpu_lock is None else hold_lock(request.gpu_lock)
     with lock:
-        for each in compiled:
-            if each.package.name in failures or not takes_layouts(each.program):
+        for compilation in compiled:
+            if compilation.package.name in failures or not takes_layouts(compilation.program):
                 continue
             drawn = draw_inputs(request.card.inputs)
             inputs = drawn[request.card.inputs[0].opt[0]]
-            if (size := read_static_batch(each.package.name)) is not None:
+            if (size := read_static_batch(compilation.package.name)) is not None:
                 inputs = drawn.get(size) or draw_inputs(request.card.with_batch(size).inputs)[size]
-            if (remark := keep_right_layouts(each, inputs)) is not None:
+            if (remark := keep_right_layouts(compilation, inputs)) is not None:
                 yield remark
 
 
@@ -423,14 +425,14 @@ def _keep_fastest(
     )
     for size in sizes:
         names = [name_static_package(size, variant) for variant in range(variants)]
-        codes = [request.directory / each for each in names if each not in failures]
+        codes = [request.directory / name for name in names if name not in failures]
         if codes:
             best, why_not = _find_fastest(request, size, codes, general)
         else:
             best, why_not = None, f"size-specific code could not be compiled: {failures[names[0]]}"
-        for each in codes:
-            if each != best:
-                each.unlink()
+        for code in codes:
+            if code != best:
+                code.unlink()
         if best is None:
             said.append(f"batch {size} runs the code for all sizes: {why_not}")
         else:
@@ -451,18 +453,18 @@ def _find_fastest(
         return best, ""
     from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, is_faster
 
-    def compare(one: Any, other: Any) -> "Ratio":
-        return next(iter(compare_calls(one, other, inputs).values()))
+    def compare(contender: Any, rival: Any) -> "Ratio":
+        return next(iter(compare_calls(contender, rival, inputs).values()))
 
     inputs, own = (
         draw_inputs(request.card.with_batch(size).inputs),
         load_package(best, request.device),
     )
-    for each in others:
-        other = load_package(each, request.device)
+    for code in others:
+        other = load_package(code, request.device)
         if is_faster(compare(other, own)):
-            best, own = each, other
-    found = compare(own, general)
+            best, own = code, other
+    ratio = compare(own, general)
     return (
-        (best, "") if is_faster(found) else (None, f"size-specific code is {found} times as fast")
+        (best, "") if is_faster(ratio) else (None, f"size-specific code is {ratio} times as fast")
     )

@@ -46,8 +46,8 @@ def read_static_batch(name: str) -> int | None:
 
 def parse_static_batches(text: str) -> tuple[int, ...]:
     """Reads `1,64` as sorted sizes without duplicates, and `none` as no sizes. Raises BadInputError for anything else."""
-    sizes = {each.strip() for each in text.split(",") if each.strip()} if text != "none" else set()
-    if wrong := sorted(each for each in sizes if not each.isdecimal() or int(each) < 1):
+    sizes = {word.strip() for word in text.split(",") if word.strip()} if text != "none" else set()
+    if wrong := sorted(size for size in sizes if not size.isdecimal() or int(size) < 1):
         raise BadInputError(
             f"option static_batches={text}: '{wrong[0]}' is not a batch size; example: 1,64"
         )
@@ -95,11 +95,11 @@ def compile_packages(
         others = groups if lock else groups[1:]
         for number, compilations in enumerate(others):
             jobs = []
-            for each in compilations:
-                saved = folder / f"{id(each.program)}.pt2"
+            for compilation in compilations:
+                saved = folder / f"{id(compilation.program)}.pt2"
                 if not saved.exists():
-                    torch.export.save(each.program, saved)
-                jobs.append([str(saved), str(each.package), dict(each.configs)])
+                    torch.export.save(compilation.program, saved)
+                jobs.append([str(saved), str(compilation.package), dict(compilation.configs)])
             write_bytes(folder / f"{number}.json", json.dumps(jobs).encode())
             if number == len(started):
                 started.append(start(number))
@@ -109,7 +109,7 @@ def compile_packages(
         failures = {}
         for compilations, process in zip(others, started, strict=True):
             process.wait()
-            for package in (each.package for each in compilations):
+            for package in (compilation.package for compilation in compilations):
                 said = folder / package.with_suffix(FAILURE).name
                 if said.exists():
                     failures[package.name] = said.read_text(encoding="utf-8")
@@ -132,7 +132,7 @@ class Packages:
     ) -> None:
         self._directory, self._device = directory, device
         self._batched = (
-            next((at, each.batch) for at, each in enumerate(inputs) if each.batch is not None)
+            next((at, spec.batch) for at, spec in enumerate(inputs) if spec.batch is not None)
             if static_batches
             else None
         )
@@ -174,10 +174,10 @@ def load_cuda_libraries() -> None:
     folder = Path(torch.__file__).parents[1] / "nvidia"
     toolkit = ("cublasLt", "cublas", "nvrtc", "cudart")
     names = [
-        *(f"lib{each}.so.{major}" for each in toolkit),
+        *(f"lib{library}.so.{major}" for library in toolkit),
         "libcurand.so.10",
         f"libcufft.so.{major - 1}",
-        *(f"libcudnn{each}.so.9" for each in CUDNN_PARTS),
+        *(f"libcudnn{part}.so.9" for part in CUDNN_PARTS),
     ]
     for name in names:
         file = next(folder.glob(f"*/lib/{name}"), name)

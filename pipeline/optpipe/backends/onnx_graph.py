@@ -43,7 +43,7 @@ class OnnxGraph:
 
     @cached_property
     def weights(self) -> "dict[str, onnx.TensorProto]":
-        return {each.name: each for each in self.model.graph.initializer}
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
 
     @cached_property
     def producers(self) -> "dict[str, onnx.NodeProto]":
@@ -55,15 +55,15 @@ class OnnxGraph:
 
     @cached_property
     def outputs(self) -> frozenset[str]:
-        return frozenset(each.name for each in self.model.graph.output)
+        return frozenset(output.name for output in self.model.graph.output)
 
 
 def list_read_names(node: Any) -> set[str]:
     """The tensors that a node and the graphs inside it read."""
-    inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
+    inner = (graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs))
     return {
         *node.input,
-        *(name for graph in inner for each in iterate_nodes(graph) for name in each.input),
+        *(name for graph in inner for reader in iterate_nodes(graph) for name in reader.input),
     }
 
 
@@ -79,27 +79,27 @@ def sort_nodes(nodes: Sequence[Any]) -> list[Any]:
 
 def replace_nodes(graph: Any, nodes: Sequence[Any], constants: Iterable[Any] = ()) -> None:
     """Gives a graph other nodes and drops the constants that these do not read, in place; `constants` are new ones."""
-    read = {each.name for each in graph.output}.union(*map(list_read_names, nodes))
-    kept = [each for each in (*graph.initializer, *constants) if each.name in read]
+    read = {output.name for output in graph.output}.union(*map(list_read_names, nodes))
+    kept = [constant for constant in (*graph.initializer, *constants) if constant.name in read]
     del graph.node[:], graph.initializer[:]
     graph.node.extend(nodes)
     graph.initializer.extend(kept)
 
 
 def iterate_nodes(graph: Any) -> Iterator[Any]:
-    for each in iterate_graphs(graph):
-        yield from each.node
+    for inner in iterate_graphs(graph):
+        yield from inner.node
 
 
 def find_unread_inputs(model: Any) -> frozenset[str]:
     """The inputs of a graph that no output depends on."""
     graph = model.graph
-    needed = {each.name for each in graph.output}
+    needed = {output.name for output in graph.output}
     for node in reversed(graph.node):
         if needed.intersection(node.output):
             needed |= list_read_names(node)
-    constants = {each.name for each in graph.initializer}
-    return frozenset(each.name for each in graph.input) - needed - constants
+    constants = {tensor.name for tensor in graph.initializer}
+    return frozenset(value.name for value in graph.input) - needed - constants
 
 
 def load_onnx(path: Path, *, weights: bool = True) -> Any:
@@ -121,14 +121,14 @@ def name_nodes(model: Any) -> Any:
 
 def read_constants(model: Any) -> dict[str, Any]:
     """The tensors of Constant nodes by name."""
-    nodes = (each for each in iterate_nodes(model.graph) if each.op_type == "Constant")
+    nodes = (node for node in iterate_nodes(model.graph) if node.op_type == "Constant")
     return {
         node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")
     }
 
 
 def expose_tensors(model: Any, tensors: Iterable[str]) -> Any:
-    present = {each.name for each in (*model.graph.output, *model.graph.input)}
+    present = {value.name for value in (*model.graph.output, *model.graph.input)}
     new = [
         onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present
     ]

@@ -35,7 +35,7 @@ def type_name_from_onnx(element_type: int) -> str:
 def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     """Types and shapes of all tensors, by ONNX's shape inference for inputs of `opt` shapes."""
     fixed = copy_for_inference(model)
-    by_name = {each.name: each for each in inputs}
+    by_name = {spec.name: spec for spec in inputs}
     open_sizes: dict[str, int] = {}
     ambiguous: set[str] = set()
     for value in fixed.graph.input:
@@ -86,7 +86,7 @@ def copy_for_inference(model: Any) -> Any:
     """
     copy = onnx.ModelProto()
     if (
-        sum(math.prod(each.dims) for each in model.graph.initializer) < 1 << 18
+        sum(math.prod(tensor.dims) for tensor in model.graph.initializer) < 1 << 18
     ):  # ByteSize() takes 0.15 s for 100 MB
         copy.CopyFrom(model)
     else:
@@ -119,7 +119,7 @@ def count_graph_macs(model: Any, known: GraphTypes) -> dict[str, int | None]:
 
     None also for calls of the model's own functions, and for products inside If, Loop, and Scan: how often these run is unknown.
     """
-    functions = {(each.domain, each.name) for each in model.functions}
+    functions = {(function.domain, function.name) for function in model.functions}
     counted: dict[str, int | None] = {}
     for depth, graph in enumerate(iterate_graphs(model.graph)):
         for node in graph.node:

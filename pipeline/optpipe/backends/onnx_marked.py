@@ -108,7 +108,7 @@ class MarkedGraph(MarkedNetwork):
                 and {*node.input[1:]} <= stored.keys()
             ):
                 source = node.input[0]
-                scale, zero = (onnx.numpy_helper.to_array(stored[each]) for each in node.input[1:])
+                scale, zero = (onnx.numpy_helper.to_array(stored[name]) for name in node.input[1:])
                 if scale.size == 1 and zero.dtype.kind in "iu":
                     place = _Place(node.output[0], str(zero.dtype), float(scale), int(zero))
                     ends = np.iinfo(zero.dtype)
@@ -141,8 +141,8 @@ class MarkedGraph(MarkedNetwork):
                 read |= list_read_names(node)
                 nodes.append(own)
         needed = [name for tensor, name in inner.items() if tensor in read]
-        inputs = [each for each in self._model.graph.input if each.name in read]
-        weights = [each for each in self._model.graph.initializer if each.name in read]
+        inputs = [value for value in self._model.graph.input if value.name in read]
+        weights = [tensor for tensor in self._model.graph.initializer if tensor.name in read]
         graph = onnx.helper.make_graph(nodes[::-1], "cut", inputs, [], weights)
         made = {"opset_imports": self._model.opset_import, "functions": self._model.functions}
         model = onnx.helper.make_model(graph, ir_version=self._model.ir_version, **made)
@@ -152,7 +152,7 @@ class MarkedGraph(MarkedNetwork):
         self, model: Any, needed: Iterable[str], values: "Mapping[str, NDArray[Any]]"
     ) -> "dict[str, NDArray[Any]]":
         """The inputs of a cut graph, which are added to it if they are intermediate tensors."""
-        known = {each.name for each in model.graph.input}
+        known = {value.name for value in model.graph.input}
         feeds = {name: values[name] for name in known & values.keys()}
         for place, value in ((self._places[name], values[name]) for name in needed):
             if place.dtype not in _FLOATS.values():
@@ -193,14 +193,14 @@ class MarkedGraph(MarkedNetwork):
     ) -> None:
         model, needed, outputs = self._cut_model((tensor,), given)
         feeds = self._feed(model, needed, values)
-        for each in model.graph.input:
-            kind = each.type.tensor_type.elem_type
-            each.CopyFrom(
-                onnx.helper.make_tensor_value_info(each.name, kind, feeds[each.name].shape)
+        for value in model.graph.input:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(
+                onnx.helper.make_tensor_value_info(value.name, kind, feeds[value.name].shape)
             )
         folder.mkdir(parents=True, exist_ok=True)
         onnx.save(onnx.shape_inference.infer_shapes(model), folder / "subgraph.onnx")
-        np.savez(folder / "inputs.npz", *[feeds[each.name] for each in model.graph.input])
+        np.savez(folder / "inputs.npz", *[feeds[value.name] for value in model.graph.input])
         text = REPRODUCER.format(
             tensor=tensor, reproduce=self._reproduce, zero=outputs[tensor][1].zero
         )

@@ -42,18 +42,18 @@ def separate_int8_constants(model: Any) -> None:
     their zero points to unsigned for each layer (see `EXACT_SUMS`), and refuses one that it has converted before.
     """
     stored = {
-        each.name: each
-        for each in model.graph.initializer
-        if each.data_type == onnx.TensorProto.INT8
+        tensor.name: tensor
+        for tensor in model.graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8
     }
     if not stored:
         return
     names = NameGiver(model)
     nodes, seen, own = list(model.graph.node), set[str](), []
     weights = {
-        each.output[0]: each
-        for each in nodes
-        if each.op_type == "DequantizeLinear" and each.input[0] in stored
+        node.output[0]: node
+        for node in nodes
+        if node.op_type == "DequantizeLinear" and node.input[0] in stored
     }
     for node in nodes:
         for at, name in enumerate(node.input):
@@ -84,7 +84,7 @@ def state_zero_points(model: Any) -> None:
     """
     names = NameGiver(model)
     for graph in iterate_graphs(model.graph):
-        stored = {each.name: each for each in graph.initializer}
+        stored = {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type != "DequantizeLinear" or (len(node.input) > 2 and node.input[2]):
                 continue

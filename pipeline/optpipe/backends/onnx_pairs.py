@@ -23,14 +23,14 @@ def is_pair_node(node: Any) -> bool:
 def find_constants(model: Any) -> "dict[str, onnx.TensorProto]":
     """The initializers of all graphs and the tensors of Constant nodes, by name."""
     stored = {
-        each.name: each for graph in iterate_graphs(model.graph) for each in graph.initializer
+        tensor.name: tensor for graph in iterate_graphs(model.graph) for tensor in graph.initializer
     }
     return {**read_constants(model), **stored}
 
 
 def read_constant(name: str, constants: "dict[str, onnx.TensorProto]") -> "NDArray[Any] | None":
-    found = constants.get(name)
-    return None if found is None else np.asarray(onnx.numpy_helper.to_array(found))
+    tensor = constants.get(name)
+    return None if tensor is None else np.asarray(onnx.numpy_helper.to_array(tensor))
 
 
 def find_faulty_pair(model: Any) -> str | None:
@@ -92,12 +92,12 @@ def _find_partner_fault(
     if reader.op_type != DEQUANTIZE or reader.domain not in STANDARD:
         return None
     for position, what in ((1, "scale"), (2, "zero point")):
-        one, other = (_read_position(each, position, constants) for each in (node, reader))
-        if one is None or other is None:
+        own, other = (_read_position(side, position, constants) for side in (node, reader))
+        if own is None or other is None:
             continue
-        if one.shape != other.shape and one.size == other.size == 1:
-            one, other = one.reshape(()), other.reshape(())
-        if one.shape != other.shape or one.tobytes() != other.tobytes():
+        if own.shape != other.shape and own.size == other.size == 1:
+            own, other = own.reshape(()), other.reshape(())
+        if own.shape != other.shape or own.tobytes() != other.tobytes():
             name = escape(reader.name or reader.output[0])[:80]
             return (
                 f"and its DequantizeLinear '{name}' have different {what}s, so the pair does more than round\n"
@@ -111,12 +111,14 @@ def _read_position(
 ) -> "NDArray[Any] | None":
     """The constant at a position; None if it is missing, computed, or all zero as a missing zero point is."""
     name = node.input[position] if len(node.input) > position else ""
-    found = read_constant(name, constants)
-    if found is None or (position == 2 and not found.astype(np.float32).any()):
+    constant = read_constant(name, constants)
+    if constant is None or (position == 2 and not constant.astype(np.float32).any()):
         return (
-            np.zeros((), np.float32) if position == 2 and (found is not None or not name) else None
+            np.zeros((), np.float32)
+            if position == 2 and (constant is not None or not name)
+            else None
         )
-    return found
+    return constant
 
 
 def fold_constant_quantizers(model: Any) -> Any:
@@ -156,5 +158,5 @@ def _quantize_constant(model: Any, node: Any, constants: "dict[str, onnx.TensorP
         onnx.helper.make_graph([node], "alone", given, [made]), opset_imports=model.opset_import
     )
     values = {name: onnx.numpy_helper.to_array(constants[name]) for name in node.input}
-    (found,) = ReferenceEvaluator(alone).run(None, values)
-    return onnx.numpy_helper.from_array(np.asarray(found), node.output[0])
+    (codes,) = ReferenceEvaluator(alone).run(None, values)
+    return onnx.numpy_helper.from_array(np.asarray(codes), node.output[0])

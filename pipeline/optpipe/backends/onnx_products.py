@@ -28,7 +28,9 @@ class GraphTypes(NamedTuple):
 
 def read_attributes(node: Any) -> dict[str, Any]:
     """The attributes of a node by name; texts are bytes."""
-    return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    return {
+        attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+    }
 
 
 def _find_shape(node: Any, at: int, shapes: Mapping[str, Shape]) -> Shape | None:
@@ -76,7 +78,7 @@ def _count_recurrent(node: Any, shapes: Mapping[str, Shape]) -> int | None:
     weights = [_find_shape(node, at, shapes) for at in (1, 2)]
     if not data or not all(weights):
         return None
-    return math.prod(data[:2]) * sum(math.prod(each) for each in weights if each)
+    return math.prod(data[:2]) * sum(math.prod(shape) for shape in weights if shape)
 
 
 def _count_einsum(node: Any, shapes: Mapping[str, Shape]) -> int | None:
@@ -91,7 +93,7 @@ def _count_einsum(node: Any, shapes: Mapping[str, Shape]) -> int | None:
         return None
     if "->" not in equation:
         joined = "".join(labels)
-        result = "".join(sorted(each for each in {*joined} if joined.count(each) == 1))
+        result = "".join(sorted(label for label in {*joined} if joined.count(label) == 1))
     sizes: dict[str, int] = {}
     for at, term in enumerate(labels):
         shape = _find_shape(node, at, shapes)
@@ -332,12 +334,12 @@ def standardize_for_inference(graph: Any) -> None:
 
     Operators that have no such form stay. The result is for shape inference alone: it computes something else.
     """
-    stored = {each.name: each for each in graph.initializer}
-    sizes = {name: tuple(each.dims) for name, each in stored.items()}
-    kinds = {name: each.data_type for name, each in stored.items()}
+    stored = {weight.name: weight for weight in graph.initializer}
+    sizes = {name: tuple(weight.dims) for name, weight in stored.items()}
+    kinds = {name: weight.data_type for name, weight in stored.items()}
     for value in graph.input:
         tensor = value.type.tensor_type
-        dims = tuple(each.dim_value for each in tensor.shape.dim)
+        dims = tuple(dim.dim_value for dim in tensor.shape.dim)
         sizes.setdefault(value.name, dims if all(dims) else ())
         kinds.setdefault(value.name, tensor.elem_type)
     nodes = []
@@ -366,16 +368,16 @@ def _replace_contributed(
     if node.op_type in _LIKE_FIRST_INPUT:
         if node.op_type in _PACKED and (len(inputs) < 2 or not inputs[1]):
             return None
-        sums = [each for each in node.output[3:4] if each]  # of the skip and its input
-        return [make("Identity", inputs[:1], [each]) for each in (output, *sums) if each]
+        sums = [name for name in node.output[3:4] if name]  # of the skip and its input
+        return [make("Identity", inputs[:1], [name]) for name in (output, *sums) if name]
     if node.op_type == "FusedConv":
         kept = {
-            name: each for name, each in attributes.items() if not name.startswith("activation")
+            name: value for name, value in attributes.items() if not name.startswith("activation")
         }
         return [make("Conv", inputs[:3], [output], **kept)]
     if node.op_type == "FusedGemm":
         kept = {
-            name: each for name, each in attributes.items() if not name.startswith("activation")
+            name: value for name, value in attributes.items() if not name.startswith("activation")
         }
         return [make("Gemm", inputs[:3], [output], **kept)]
     if node.op_type in ("FusedMatMul", "TransposeMatMul"):
@@ -427,9 +429,9 @@ def describe_stored_weights(
     if data is not None and data.op_type == "DequantizeLinear":
         return ""  # its data are quantized too
     for name in node.input[1:2]:
-        found = _trace_to_weights(name, producers)
-        if found is not None and found.input[0] in stored:
-            return _describe_dequantized(found, stored)
+        dequantize = _trace_to_weights(name, producers)
+        if dequantize is not None and dequantize.input[0] in stored:
+            return _describe_dequantized(dequantize, stored)
     return ""
 
 

@@ -62,7 +62,7 @@ def is_weight_only(model: Any) -> bool:
         }
     ):
         return False
-    stored = {each.name for inner in iterate_graphs(model.graph) for each in inner.initializer}
+    stored = {tensor.name for inner in iterate_graphs(model.graph) for tensor in inner.initializer}
     for node in iterate_nodes(model.graph):
         if node.op_type == "Constant" or (node.op_type == "Identity" and node.input[0] in stored):
             stored.update(node.output)
@@ -76,15 +76,17 @@ def is_weight_only(model: Any) -> bool:
 def _quantizes_to_fp8(model: Any) -> bool:
     """Whether a graph has QuantizeLinear nodes, all of which make FP8."""
     types = {
-        each.name: each.data_type
+        tensor.name: tensor.data_type
         for inner in iterate_graphs(model.graph)
-        for each in inner.initializer
-    } | {name: each.data_type for name, each in read_constants(model).items()}
+        for tensor in inner.initializer
+    } | {name: tensor.data_type for name, tensor in read_constants(model).items()}
     made = set[int]()
     for node in iterate_nodes(model.graph):
         if node.op_type != "QuantizeLinear":
             continue
-        stated = next((each.i for each in node.attribute if each.name == "output_dtype"), 0)
+        stated = next(
+            (attribute.i for attribute in node.attribute if attribute.name == "output_dtype"), 0
+        )
         zero = types.get(node.input[2]) if len(node.input) > 2 else None
         made.add(stated or zero or onnx.TensorProto.UINT8)
     return bool(made) and made <= {getattr(onnx.TensorProto, name) for name in FP8_NAMES}
@@ -99,7 +101,7 @@ def find_own_precision(graph: Any) -> Precision | None:
     if find_quantized_operators(graph) and not weight_only:
         return Precision.FP8 if _quantizes_to_fp8(graph) else Precision.INT8
     sizes: dict[str, int] = {}
-    for tensor in (each for inner in iterate_graphs(graph.graph) for each in inner.initializer):
+    for tensor in (tensor for inner in iterate_graphs(graph.graph) for tensor in inner.initializer):
         if tensor.data_type in (1, *HALF_TYPES.values()):
             kind = type_name_from_onnx(tensor.data_type)
             sizes[kind] = sizes.get(kind, 0) + tensor.ByteSize()
@@ -138,9 +140,9 @@ def layers_from_qdq(
 
     layers: dict[str, QuantizedLayer] = {}
     wide = {}
-    for node in (each for each in model.graph.node if each.op_type in ("Conv", "Gemm", "MatMul")):
+    for node in (node for node in model.graph.node if node.op_type in ("Conv", "Gemm", "MatMul")):
         straight = node.op_type == "Conv" or any(
-            each.name == "transB" and each.i for each in node.attribute
+            attribute.name == "transB" and attribute.i for attribute in node.attribute
         )
         data, held = (graph.producers.get(name) for name in node.input[:2])
         if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
@@ -150,9 +152,9 @@ def layers_from_qdq(
         weight = read(held.input[0]) if straight else np.ascontiguousarray(read(held.input[0]).T)
         weight_scale = np.resize(read(held.input[1]).astype(np.float32).reshape(-1), len(weight))
         after = [
-            each
-            for each in graph.consumers.get(node.output[0], [])
-            if each.op_type == "QuantizeLinear"
+            reader
+            for reader in graph.consumers.get(node.output[0], [])
+            if reader.op_type == "QuantizeLinear"
         ]
         output_scale = float(read(after[0].input[1])) if after else None
         layers[node.name] = QuantizedLayer(

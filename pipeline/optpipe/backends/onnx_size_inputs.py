@@ -74,7 +74,7 @@ def find_index_bounds(model: Any) -> dict[str, int]:
     """For each graph input that indexes constant tables, the number of rows of the smallest."""
     graph = OnnxGraph(model)
     bounds: dict[str, int] = {}
-    for name in (each.name for each in model.graph.input):
+    for name in (value.name for value in model.graph.input):
         ahead = [name]
         while ahead:
             tensor = ahead.pop()
@@ -84,7 +84,9 @@ def find_index_bounds(model: Any) -> dict[str, int]:
                     and node.input[1] == tensor
                     and node.input[0] in graph.weights
                 ):
-                    axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+                    axis = next(
+                        (attribute.i for attribute in node.attribute if attribute.name == "axis"), 0
+                    )
                     rows = graph.weights[node.input[0]].dims[axis]
                     bounds[name] = min(rows, bounds.get(name, rows))
                 elif node.op_type in KEEPS_VALUES and node.input[0] == tensor:
@@ -101,9 +103,9 @@ def find_size_inputs(model: Any) -> frozenset[str]:
         for node in graph.node
         for name in list_read_names(node)
     )
-    functions = {each.name: each for each in model.functions}
+    functions = {function.name: function for function in model.functions}
     return frozenset(
-        each.name for each in model.graph.input if _is_size(each.name, readers, functions)
+        value.name for value in model.graph.input if _is_size(value.name, readers, functions)
     )
 
 
@@ -124,17 +126,17 @@ def _is_size(name: str, readers: Mapping[str, list[Any]], functions: Mapping[str
                 reached += [inner[at] for at in places if at < len(inner)]
             if node.op_type in COMPUTES_SIZES | {"If", "Loop", "Scan"} | functions.keys():
                 reached += node.output
-            ahead += [each for each in reached if each not in seen]
+            ahead += [name for name in reached if name not in seen]
             seen.update(reached)
     return False
 
 
 def find_compared_values(model: Any) -> dict[str, int]:
     """For each graph input that is compared with constants, such as a sampling rate: the first of them."""
-    constants = read_constants(model) | {each.name: each for each in model.graph.initializer}
+    constants = read_constants(model) | {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = {value.name for value in model.graph.input}
     compared: dict[str, int] = {}
-    for node in (each for each in model.graph.node if each.op_type == "Equal"):
+    for node in (node for node in model.graph.node if node.op_type == "Equal"):
         for name, other in (node.input, reversed(node.input)):
             if name in inputs and other in constants and math.prod(constants[other].dims) == 1:
                 compared.setdefault(

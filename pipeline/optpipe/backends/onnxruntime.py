@@ -142,8 +142,8 @@ class OnnxRuntime(Backend):
             request.precision is Precision.TF32
         ):  # cuDNN and cuBLAS may then use TF32 for FP32 products
             layers = tuple(
-                replace(each, type="tf32") if each.macs != 0 and each.type == "fp32" else each
-                for each in layers
+                replace(layer, type="tf32") if layer.macs != 0 and layer.type == "fp32" else layer
+                for layer in layers
             )
         loading = _Loading(on_gpu and may_use_tensor_cores(layers), optimization)
         switched_off = _find_options_to_disable(target, request, options, loading) if on_gpu else {}
@@ -187,7 +187,7 @@ class OnnxRuntime(Backend):
             return _read_loading(info).open(serialized, info.device, options).run
 
         stored, written = (
-            load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph)
+            load_onnx(path) for path in (request.directory / GRAPH_FILE, request.graph)
         )
         inputs = request.card.inputs
         again = REPRODUCE.format(provider=PROVIDERS[info.device])
@@ -391,17 +391,17 @@ def _find_options_to_disable(
 
     Quantized graphs may have nodes without a CUDA kernel, which cannot be captured or converted to NHWC.
     """
-    inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
-    found: dict[str, str] = {}
+    inputs = {spec.name: np.ones(spec.opt, spec.dtype) for spec in request.card.inputs}
+    refused: dict[str, str] = {}
     for name, others_off in (("nhwc", {"cuda_graph": False}), ("cuda_graph", {})):
-        tried = {**options, **others_off, **dict.fromkeys(found, False)}
+        tried = {**options, **others_off, **dict.fromkeys(refused, False)}
         if not tried[name] or name in request.options:
             continue
         try:
             loading.open(graph, "cuda", tried).run(inputs)
         except StageError as error:
-            found[name] = str(error)
-    return found
+            refused[name] = str(error)
+    return refused
 
 
 # Biases of FP16 and BF16 convolutions become separate additions, which ONNX Runtime's CUDA provider computes faster.
@@ -475,7 +475,7 @@ def protect_convolutions(model: Any) -> int:
 
     It is the same kernel, and the pass ignores it wherever the graph is loaded, also by a server.
     """
-    graph, found = OnnxGraph(model), []
+    graph, convolutions = OnnxGraph(model), []
     for node in model.graph.node:
         producer, weight = graph.producers.get(node.input[0] if node.input else ""), None
         if (
@@ -485,9 +485,9 @@ def protect_convolutions(model: Any) -> int:
         ):
             weight = graph.weights.get(node.input[1])
         if weight is not None and weight.data_type == onnx.TensorProto.FLOAT:
-            found.append(node)
-    for node in found:
+            convolutions.append(node)
+    for node in convolutions:
         node.op_type, node.domain = "FusedConv", "com.microsoft"
-    if found and not any(each.domain == "com.microsoft" for each in model.opset_import):
+    if convolutions and not any(opset.domain == "com.microsoft" for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    return len(found)
+    return len(convolutions)

@@ -52,8 +52,8 @@ class TensorCalls:
     ) -> None:
         """`stream` is the handle of the session's stream on a GPU; 0 for a stream that only ONNX Runtime knows, and on the CPU."""
         self._session, self._inputs, self._outputs = session, inputs, outputs
-        self._input_names = [each.name for each in inputs]
-        self._output_names = [each.name for each in outputs]
+        self._input_names = [spec.name for spec in inputs]
+        self._output_names = [spec.name for spec in outputs]
         self._layouts: dict[Any, Layout] = {}
         self._places = _find_places(session)
         self._options = None
@@ -73,11 +73,11 @@ class TensorCalls:
         Raises BadInputError for an output whose size depends on the inputs' values.
         """
         given = [inputs[name].contiguous() for name in self._input_names]
-        shapes = tuple([each.shape for each in given])
+        shapes = tuple([tensor.shape for tensor in given])
         layout = self._layouts.get(shapes) or self._make_layout(shapes)
         device = given[0].device
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in layout.outputs]
-        addresses = tuple([each.data_ptr() for each in (*given, *made)])
+        addresses = tuple([tensor.data_ptr() for tensor in (*given, *made)])
         bound = layout.bindings.get(addresses)
         if bound is None:
             bound = layout.bindings[addresses] = self._bind(given, made, layout)
@@ -95,7 +95,7 @@ class TensorCalls:
         Raises BadInputError as `run`.
         """
         given = [inputs[name] for name in self._input_names]
-        shapes = tuple([each.shape for each in given])
+        shapes = tuple([tensor.shape for tensor in given])
         layout = self._layouts.get(shapes) or self._make_layout(shapes)
         device = given[0].device
         made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in layout.outputs]
@@ -185,7 +185,7 @@ def _find_places(session: Any) -> str:
     ONNX Runtime tells it since 1.23.
     """
     find = getattr(session, "get_input_memory_infos", None)
-    names = {each.name.lower() for each in find()} if find is not None else set()
+    names = {place.name.lower() for place in find()} if find is not None else set()
     return names.pop() if len(names) == 1 else ""
 
 

@@ -50,10 +50,10 @@ def preprocess(images: list[bytes]) -> np.ndarray:
         raise ValueError("no images were given")
     size, rows = SETTINGS["pipeline_options"]["batch_size"], []
     for start in range(0, len(images), size):
-        batch = [np.frombuffer(each, np.uint8) for each in images[start : start + size]]
+        batch = [np.frombuffer(image, np.uint8) for image in images[start : start + size]]
         with one_at_a_time:
             pipeline.feed_input("DALI_INPUT_0", batch)
-            rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
+            rows += [np.array(array) for array in pipeline.run()[0].as_cpu()]
     return np.stack(rows)
 
 
@@ -81,7 +81,7 @@ def require_fitting(inputs: dict[str, np.ndarray]) -> None:
 def infer(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The engine's outputs by name, first axis the samples, as in `requests/tensors.npz`. Raises ValueError as `require_fitting`."""
     require_fitting(inputs)
-    return dict(zip([each.name for each in session.get_outputs()], session.run(None, inputs)))  # noqa: B905
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))  # noqa: B905
 
 
 def predict(images: list[bytes]) -> list[tuple[str, float]]:
@@ -97,8 +97,8 @@ def predict(images: list[bytes]) -> list[tuple[str, float]]:
 
 if __name__ == "__main__":
     try:
-        found = predict([Path(each).read_bytes() for each in sys.argv[1:]])
+        predictions = predict([Path(path).read_bytes() for path in sys.argv[1:]])
     except (OSError, ValueError) as error:
         sys.exit(f"{sys.argv[0]}: {error}")
-    for path, (label, score) in zip(sys.argv[1:], found):  # noqa: B905
+    for path, (label, score) in zip(sys.argv[1:], predictions):  # noqa: B905
         print(f"{path}  {label}  {score:.4f}")

@@ -172,7 +172,7 @@ def translate_runtime_errors() -> Iterator[None]:
     except (state.Fail, state.RuntimeException, state.NotImplemented) as error:
         raise StageError(f"ONNX Runtime could not run the graph: {_reason(error)}") from error
     except RuntimeError as error:
-        if not any(each in str(error) for each in _NOT_IN_NUMPY):
+        if not any(words in str(error) for words in _NOT_IN_NUMPY):
             raise
         raise StageError(
             f"an input or output has a type that NumPy lacks: {first_line(error)[:160]}\n"
@@ -225,7 +225,7 @@ class OnnxRuntimeSession:
             }
         self._session = create_inference_session(graph, device, settings, provider)
         self.inputs, self.outputs = specs_from_session(self._session)
-        self._output_names = [each.name for each in self.outputs]
+        self._output_names = [output.name for output in self.outputs]
         self._without_graph = None
         if self._cuda_graph:
             self._without_graph = make_run_options(NO_GRAPH)
@@ -326,7 +326,7 @@ def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: Device) -> 
         session = create_inference_session(
             model.SerializeToString(), device, options, {"use_tf32": "0"}
         )
-        names = [each.name for each in session.get_outputs()]
+        names = [output.name for output in session.get_outputs()]
         return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
     return MarkedGraph(graph, graph, inputs, open_graph)
@@ -408,7 +408,7 @@ def placement_from_session(session: Any, provider: str, layers: Iterable[LayerTy
     `session` is an `onnxruntime.InferenceSession` that was made with `RECORD_ASSIGNMENT`. Nodes of unknown cost come first.
     """
     macs = {layer.name: layer.macs for layer in layers}
-    total = sum(each or 0 for each in macs.values())
+    total = sum(count or 0 for count in macs.values())
     assigned = [
         (part.ep_name, node)
         for part in session.get_provider_graph_assignment_info()
@@ -418,10 +418,10 @@ def placement_from_session(session: Any, provider: str, layers: Iterable[LayerTy
         PlacedNode(
             node.name,
             node.op_type,
-            found,
+            owner,
             (macs.get(node.name) or 0) / total if total else 1 / len(assigned),
         )
-        for found, node in assigned
+        for owner, node in assigned
     ]
     elsewhere = sorted(
         (node for node in nodes if node.provider != provider),

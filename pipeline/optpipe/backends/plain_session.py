@@ -69,9 +69,9 @@ class PlainSession:
     def run(self, inputs: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
         """The outputs by name. Raises BadInputError if an input that the graph reads is missing."""
         given = dict(inputs)
-        if any(each.name not in given for each in self.inputs):
+        if any(spec.name not in given for spec in self.inputs):
             given = self._fill_unread() | given
-        missing = [each.name for each in self.inputs if each.name not in given]
+        missing = [spec.name for spec in self.inputs if spec.name not in given]
         if missing:
             known = ", ".join(escape(name) for name in inputs) or "none"
             raise BadInputError(
@@ -98,9 +98,9 @@ class PlainSession:
             model = self._read_graph()
             names = find_unread_inputs(model)
             self._unread = {}
-            for each in self.inputs:
-                if each.name in names:
-                    self._unread[each.name] = _make_zeros(each)
+            for spec in self.inputs:
+                if spec.name in names:
+                    self._unread[spec.name] = _make_zeros(spec)
         return self._unread
 
 

@@ -74,7 +74,7 @@ def backends_from_text(
     `auto` is the best backend that can run here and every backend that builds here ahead of time; for FP8 also those that have it.
     """
     named = {word.strip().lower() for word in text.split(",")} - BACKENDS.keys()
-    if failure := next((each for each in FAILURES if each.name in named), None):
+    if failure := next((failure for failure in FAILURES if failure.name in named), None):
         raise MissingError(str(failure))
     words = choices_from_text(text, ["auto", "all", *BACKENDS], "backend")
     if "all" in words:
@@ -83,19 +83,21 @@ def backends_from_text(
     runnable: list[Backend] = []
     for backend in BACKENDS.values() if "auto" in words else ():
         with name_failing_backend(backend):
-            found = [
-                backend.probe_capability(each)
-                for each in backend.devices()
-                if device in (None, each)
+            capabilities = [
+                backend.probe_capability(own) for own in backend.devices() if device in (None, own)
             ]
-        if not runnable and any(each.runs and each.builds for each in found):
+        if not runnable and any(
+            capability.runs and capability.builds for capability in capabilities
+        ):
             runnable = [backend]
-        elif backend.ahead_of_time and any(each.builds for each in found):
+        elif backend.ahead_of_time and any(capability.builds for capability in capabilities):
             ahead.append(backend)
     automatic = (*ahead, *runnable)
     if automatic and Precision.FP8 in precisions:
         automatic += tuple(
-            each for each in BACKENDS.values() if Precision.FP8 in list_precisions(each, "cuda")
+            backend
+            for backend in BACKENDS.values()
+            if Precision.FP8 in list_precisions(backend, "cuda")
         )
     return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
 
@@ -114,7 +116,7 @@ def list_runtime_packages(backend: str | None = None) -> tuple[str, ...]:
     """
     if backend is not None:
         return BACKENDS[backend].packages[:1] if backend in BACKENDS else ()
-    return tuple(sorted({name for each in BACKENDS.values() for name in each.packages}))
+    return tuple(sorted({name for known in BACKENDS.values() for name in known.packages}))
 
 
 def resolve_effective_options(
@@ -126,7 +128,7 @@ def resolve_effective_options(
     """
     name, backend = info.backend, BACKENDS[info.backend]
     known = backend.runtime_options(info.device)
-    built = {each.name for each in backend.describe_options(info.device) if each.builds}
+    built = {option.name for option in backend.describe_options(info.device) if option.builds}
     for key, value in given.items():
         if key in built:
             raise BadInputError(
@@ -270,9 +272,9 @@ def _stamp_files(entry: Entry[ArtifactInfo]) -> list[tuple[int, ...]]:
 
     Those of the folder show whether another folder had its name.
     """
-    found: list[tuple[int, ...]] = []
+    stamps: list[tuple[int, ...]] = []
     for name in (".", entry.info.file, *entry.info.more_files):
         with suppress(OSError):
             state = entry.file(name).stat()
-            found.append((state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns))
-    return found
+            stamps.append((state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns))
+    return stamps

@@ -133,10 +133,10 @@ class RewriteGuard:
         expected = self.run(before)
         try:
             with PlainSession(after) as session:
-                found = [self._run(session, feeds) for feeds in self._feeds]
+                outputs = [self._run(session, feeds) for feeds in self._feeds]
         except OptpipeError as error:
             return Difference(first_line(error), "", np.inf, unknown=True)
-        worst = find_worst(expected, self._align(before, found), limit)
+        worst = find_worst(expected, self._align(before, outputs), limit)
         if worst is None or not limit:
             return worst
         return find_first_difference(before, after, self._feeds[0], limit) or worst
@@ -154,44 +154,44 @@ class RewriteGuard:
         try:
             if open_after is None:
                 with PlainSession(after) as session:
-                    found = [self._run(session, feeds) for feeds in self._feeds]
+                    outputs = [self._run(session, feeds) for feeds in self._feeds]
             else:
                 run = open_after(after)
-                found = [dict(run(feeds)) for feeds in self._feeds]
+                outputs = [dict(run(feeds)) for feeds in self._feeds]
         except OptpipeError as error:
             return Difference(first_line(error), "", np.inf, unknown=True)
 
-        found = self._align(before, found)
-        worst = find_worst(self._outputs, found, limit)
-        if worst is None or self._is_rounding(before, found, limit):
+        outputs = self._align(before, outputs)
+        worst = find_worst(self._outputs, outputs, limit)
+        if worst is None or self._is_rounding(before, outputs, limit):
             if open_after is None:
-                self._graph, self._outputs = after, found
+                self._graph, self._outputs = after, outputs
             return None
         return find_first_difference(before, after, self._feeds[0], limit) or worst
 
     @staticmethod
     def _run(session: PlainSession, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        names = {each.name for each in session.inputs}
+        names = {spec.name for spec in session.inputs}
         return session.run({name: value for name, value in feeds.items() if name in names})
 
     def _align(
-        self, before: Any, found: list[dict[str, NDArray[Any]]]
+        self, before: Any, outputs: list[dict[str, NDArray[Any]]]
     ) -> list[dict[str, NDArray[Any]]]:
-        """`found` with the rows that the graph `before` selects in the order of its outputs."""
-        if find_worst(self._outputs, found) is None:
-            return found
+        """`outputs` with the rows that the graph `before` selects in the order of its outputs."""
+        if find_worst(self._outputs, outputs) is None:
+            return outputs
         if self._selection[0] is not before:
             self._selection = before, selection_from_graph(before)
         return [
-            align_rows(one, other, self._selection[1], EXACT_RELATIVE)
-            for one, other in zip(self._outputs, found, strict=True)
+            align_rows(expected, other, self._selection[1], EXACT_RELATIVE)
+            for expected, other in zip(self._outputs, outputs, strict=True)
         ]
 
-    def _is_rounding(self, before: Any, found: Sequence[Feeds], limit: float) -> bool:
+    def _is_rounding(self, before: Any, after: Sequence[Feeds], limit: float) -> bool:
         """Whether each output that differs by more than `limit` moves as far in `before` itself by rounding."""
         beyond = {
             name: off
-            for name, off in measure_outputs(self._outputs, found).items()
+            for name, off in measure_outputs(self._outputs, after).items()
             if off > choose_limit(self._outputs[0].get(name, np.zeros(0)), limit)
         }
         if not all(map(np.isfinite, beyond.values())):
@@ -199,11 +199,11 @@ class RewriteGuard:
         moved = dict.fromkeys(beyond, 0.0)
         for seed in range(1, NUDGES + 1):
             feeds = [
-                {name: nudge(value, seed) for name, value in each.items()} for each in self._feeds
+                {name: nudge(value, seed) for name, value in feeds.items()} for feeds in self._feeds
             ]
             try:
                 with PlainSession(nudge_weights(before, seed)) as session:
-                    outputs = [self._run(session, each) for each in feeds]
+                    outputs = [self._run(session, nudged) for nudged in feeds]
             except OptpipeError:
                 return False
             aligned = self._align(before, outputs)
@@ -217,7 +217,9 @@ def choose_graph_limit(model: Any) -> float:
     """The largest difference of another order of sums in a graph, by the types inside it."""
     if find_quantized_operators(model):
         return QUANTIZED_RELATIVE
-    stored = {each.data_type for graph in iterate_graphs(model.graph) for each in graph.initializer}
+    stored = {
+        tensor.data_type for graph in iterate_graphs(model.graph) for tensor in graph.initializer
+    }
     return EXACT_RELATIVE if stored.isdisjoint(HALF_TYPES.values()) else HALF_INSIDE_RELATIVE
 
 
@@ -232,14 +234,14 @@ def compare_values(before: NDArray[Any], after: NDArray[Any]) -> float:
         return 0.0
     if before.dtype.kind not in "fcV":
         return float(np.mean(before != after))
-    one, two = (each.astype(np.float64) for each in (before, after))
-    finite = np.isfinite(one)
-    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+    old, two = (values.astype(np.float64) for values in (before, after))
+    finite = np.isfinite(old)
+    if not np.array_equal(old[~finite], two[~finite], equal_nan=True):
         return np.inf
     if not np.isfinite(two[finite]).all():
         return np.inf
-    norm = float(np.linalg.norm(one[finite]))
-    off = float(np.linalg.norm(two[finite] - one[finite]))
+    norm = float(np.linalg.norm(old[finite]))
+    off = float(np.linalg.norm(two[finite] - old[finite]))
     return off / max(norm, SMALLEST_NORM)
 
 
@@ -254,10 +256,10 @@ def choose_limit(values: NDArray[Any], limit: float) -> float:
 def measure_outputs(before: Sequence[Feeds], after: Sequence[Feeds]) -> dict[str, float]:
     """The largest difference of each output in any batch, as `compare_values`; infinite if one graph lacks it."""
     measured: dict[str, float] = {}
-    for expected, found in zip(before, after, strict=True):
-        for name in dict.fromkeys((*expected, *found)):
-            both = name in expected and name in found
-            off = compare_values(expected[name], found[name]) if both else np.inf
+    for expected, got in zip(before, after, strict=True):
+        for name in dict.fromkeys((*expected, *got)):
+            both = name in expected and name in got
+            off = compare_values(expected[name], got[name]) if both else np.inf
             measured[name] = max(off, measured.get(name, 0.0))
     return measured
 
@@ -267,12 +269,12 @@ def find_worst(
 ) -> Difference | None:
     """The output that differs most, if by more than `limit` in any batch; integers must be equal."""
     worst = None
-    for expected, found in zip(before, after, strict=True):
-        if list(expected) != list(found):
-            missing = [*expected.keys() ^ found.keys()] or list(found)
+    for expected, got in zip(before, after, strict=True):
+        if list(expected) != list(got):
+            missing = [*expected.keys() ^ got.keys()] or list(got)
             return Difference(missing[0], "", np.inf)
         for name, value in expected.items():
-            off = compare_values(value, found[name])
+            off = compare_values(value, got[name])
             if off > choose_limit(value, limit) and (worst is None or off > worst.relative):
                 worst = Difference(name, "", off)
     return worst
@@ -291,12 +293,12 @@ def find_first_difference(
     ]
     names = [name for name, _ in shared]
     try:
-        expected, found = (run_exposed(model, names, feeds) for model in (before, after))
+        expected, got = (run_exposed(model, names, feeds) for model in (before, after))
     except OptpipeError:
         return None
     for name, node in shared:
-        if name in expected and name in found:
-            off = compare_values(expected[name], found[name])
+        if name in expected and name in got:
+            off = compare_values(expected[name], got[name])
             if off > choose_limit(expected[name], limit):
                 return Difference(name, node.op_type, off)
     return None
@@ -306,7 +308,7 @@ def run_exposed(model: Any, names: Sequence[str], feeds: Feeds) -> dict[str, NDA
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with PlainSession(expose_tensors(copy, names)) as session:
-        inputs = {each.name for each in session.inputs}
+        inputs = {spec.name for spec in session.inputs}
         return session.run({name: value for name, value in feeds.items() if name in inputs})
 
 

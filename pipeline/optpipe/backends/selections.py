@@ -56,7 +56,7 @@ def selection_from_graph(
     counts = _read_counts(model, folder)
     selectors = find_selectors(graph, find_tensors_without(counts, model))
     if not inside:
-        outputs = {each.name for each in graph.output}
+        outputs = {output.name for output in graph.output}
         selectors = {name: nodes for name, nodes in selectors.items() if name in outputs}
     ranked = find_ranked_tensors(graph) & selectors.keys()
     return Selection(dict(sorted(selectors.items())), tuple(sorted(counts)), tuple(sorted(ranked)))
@@ -74,7 +74,7 @@ def find_selectors(graph: Any, without_rows: Collection[str] = ()) -> dict[str, 
         if _selects(node):
             read.append((place,))
         if read:
-            nodes = tuple(sorted({at for each in read for at in each}))
+            nodes = tuple(sorted({at for places in read for at in places}))
             selectors |= {
                 name: () if name in without_rows else nodes for name in node.output if name
             }
@@ -96,20 +96,20 @@ def find_tensors_without(counts: Collection[int], model: Any) -> set[str]:
         for dim in value.type.tensor_type.shape.dim
         if dim.dim_param
     }
-    found = set()
+    without = set()
     for value in (*inferred.graph.value_info, *inferred.graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(
             dim.dim_param in inputs or dim.dim_value not in {0, *counts} for dim in tensor.shape.dim
         ):
-            found.add(value.name)
-    return found
+            without.add(value.name)
+    return without
 
 
 def _selects(node: Any) -> bool:
-    inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
-    nodes = (node, *(each for graph in inner for each in iterate_nodes(graph)))
-    return any(each.op_type in COUNT_INPUTS for each in nodes)
+    inner = (graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs))
+    nodes = (node, *(inner_node for graph in inner for inner_node in iterate_nodes(graph)))
+    return any(selector.op_type in COUNT_INPUTS for selector in nodes)
 
 
 def find_ranked_tensors(graph: Any) -> set[str]:
@@ -122,7 +122,7 @@ def find_ranked_tensors(graph: Any) -> set[str]:
     scores: dict[str, str] = {}  # by the name of a tensor of indices, what its TopK ranked
     for node in graph.node:
         if node.op_type == "TopK":
-            if all(each.i for each in node.attribute if each.name == "sorted"):
+            if all(attribute.i for attribute in node.attribute if attribute.name == "sorted"):
                 ranked.add(node.output[0])
                 scores[node.output[1]] = node.input[0]
         elif node.op_type in GATHERS:
@@ -156,16 +156,16 @@ def _read_counts(model: Any, folder: Path | None) -> set[int]:
 
 def _list_bounds(name: str, writers: Mapping[str, Any], constants: Collection[str]) -> set[str]:
     """The constants that bound an integer: itself, or those that it is the smallest of, through changes of its type or shape."""
-    found, waiting = set(), [name]
+    bounds, waiting = set(), [name]
     for _ in range(MOST_STEPS_BACK):
         if not waiting:
             break
         name = waiting.pop()
         if name in constants:
-            found.add(name)
+            bounds.add(name)
         elif (node := writers.get(name)) is not None:
             if node.op_type == "Min":
                 waiting += node.input
             elif node.op_type in PASSES_NUMBERS:
                 waiting.append(node.input[0])
-    return found
+    return bounds

@@ -75,9 +75,9 @@ def has_pattern(weight: NDArray[Any], axis: int) -> bool:
 
 def list_sparse_kernels(inspected: str) -> Sequence[str]:
     """The layers of TensorRT's engine inspector (JSON) whose tactic is a sparse kernel."""
-    layers = [each for each in json.loads(inspected).get("Layers", ()) if isinstance(each, dict)]
+    layers = [layer for layer in json.loads(inspected).get("Layers", ()) if isinstance(layer, dict)]
     return [
-        str(each.get("Name", ""))
-        for each in layers
-        if any(part in str(each.get("TacticName", "")).lower() for part in _SPARSE_KERNELS)
+        str(layer.get("Name", ""))
+        for layer in layers
+        if any(part in str(layer.get("TacticName", "")).lower() for part in _SPARSE_KERNELS)
     ]

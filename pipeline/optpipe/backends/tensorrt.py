@@ -95,7 +95,7 @@ class TensorRT(Backend):
     def merge_options(
         self, given: Mapping[str, Any], device: Device
     ) -> dict[str, bool | int | str]:
-        of_builder = {each.name for each in BUILDER_OPTIONS}
+        of_builder = {option.name for option in BUILDER_OPTIONS}
         own = {name: value for name, value in given.items() if name in of_builder}
         read_builder_options(own, self.library, self.name)
         return Backend.merge_options(self, given, device)
@@ -186,7 +186,7 @@ class TensorRT(Backend):
             return
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         reasons = list_parser_reasons(
-            (each.node_operator(), each.node_name(), each.desc()) for each in errors
+            (error.node_operator(), error.node_name(), error.desc()) for error in errors
         )
         raise StageError(f"{self.name} does not support {request.card.name}: {'; '.join(reasons)}")
 
@@ -241,7 +241,8 @@ class TensorRT(Backend):
 
         def open_graph(model: Any, feeds: Mapping[str, Any]) -> Run:
             shapes = [
-                InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()
+                InputSpec(name, str(array.dtype), *[array.shape] * 3)
+                for name, array in feeds.items()
             ]
             with TemporaryDirectory() as folder:
                 directory, card = Path(folder), replace(request.card, inputs=tuple(shapes))
@@ -360,14 +361,14 @@ def _inspect_engine(trt: Any, logger: Any, plan: Any, directory: Path) -> int | 
 
 def _describe_sparsity(sparsity: Sparsity, options: Mapping[str, Any], kernels: int | None) -> str:
     """Says how a build uses 2:4 sparse weights; empty if the model has none."""
-    found = sparsity.describe()
-    if not found:
+    described = sparsity.describe()
+    if not described:
         return ""
     if not options["sparse_weights"]:
-        return f"{found}; the option sparse_weights=true lets the builder use sparse kernels"
+        return f"{described}; the option sparse_weights=true lets the builder use sparse kernels"
     if kernels is None:
-        return f"{found}; which of them got sparse kernels is known on the GPU alone"
-    return f"{found}; {kernels} layers have sparse kernels, by the engine inspector"
+        return f"{described}; which of them got sparse kernels is known on the GPU alone"
+    return f"{described}; {kernels} layers have sparse kernels, by the engine inspector"
 
 
 def name_server_release(package: str, version: str) -> str:

@@ -94,7 +94,7 @@ BUILDER_OPTIONS = (
         True,
     ),
 )
-_DEFAULTS = {each.name: each.default for each in BUILDER_OPTIONS}
+_DEFAULTS = {option.name: option.default for option in BUILDER_OPTIONS}
 _ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
 _NOT_IN_KEY = ("timing_cache",)
 """A timing cache shortens a build; its path does not change the engine."""
@@ -114,7 +114,7 @@ _LACKING = {
 
 
 def list_builder_options(library: str) -> tuple[Option, ...]:
-    return tuple(each for each in BUILDER_OPTIONS if each.name not in _LACKING[library])
+    return tuple(option for option in BUILDER_OPTIONS if option.name not in _LACKING[library])
 
 
 def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> Mapping[str, Any]:
@@ -144,7 +144,7 @@ def read_builder_options(given: Mapping[str, Any], library: str, backend: str) -
     for name, reason in _LACKING[library].items():
         if name in given:
             raise BadInputError(f"{backend} has no option '{name}': {reason}")
-    known = {each.name: each.default for each in list_builder_options(library)}
+    known = {option.name: option.default for option in list_builder_options(library)}
     options: Mapping[str, Any] = {**_DEFAULTS, **merge_options(given, known, backend)}
     level, compatibility = options["optimization_level"], options["hardware_compatibility"]
     if level > MAX_OPTIMIZATION_LEVEL:
@@ -179,12 +179,12 @@ def describe_in_key(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Options at their defaults are left out, so that a new option does not rename artifacts.
     """
-    found = {
+    key = {
         name: value
         for name, value in options.items()
         if name in _ALWAYS_IN_KEY or (value != _DEFAULTS[name] and name not in _NOT_IN_KEY)
     }
-    return found | ({"plugins": describe_plugins(options)} if options["plugins"] else {})
+    return key | ({"plugins": describe_plugins(options)} if options["plugins"] else {})
 
 
 def find_profiles(options: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
@@ -197,14 +197,14 @@ def list_profile_shapes(
     """The inputs with the shapes of each optimization profile; raises BadInputError if one is outside the model's range."""
     profiles = []
     for low, usual, high in find_profiles(options):
-        for each in inputs:
-            own = each.batch_range
+        for spec in inputs:
+            own = spec.batch_range
             if own is not None and not own[0] <= low <= high <= own[2]:
                 raise BadInputError(
-                    f"option profiles={options['profiles']}: {low}:{usual}:{high} is outside the batch range of {each.name}, "
+                    f"option profiles={options['profiles']}: {low}:{usual}:{high} is outside the batch range of {spec.name}, "
                     f"{own[0]} to {own[2]}"
                 )
-        profiles.append(tuple(each.with_batch(low, usual, high) for each in inputs))
+        profiles.append(tuple(spec.with_batch(low, usual, high) for spec in inputs))
     return profiles or [tuple(inputs)]
 
 
@@ -286,8 +286,8 @@ def create_config(trt: Any, builder: Any, request: BuildRequest, options: Mappin
             )
     for inputs in list_profile_shapes(options, request.card.inputs):
         profile = builder.create_optimization_profile()
-        for each in inputs:
-            profile.set_shape(each.name, each.min, each.opt, each.max)
+        for spec in inputs:
+            profile.set_shape(spec.name, spec.min, spec.opt, spec.max)
         config.add_optimization_profile(profile)
     return config
 
@@ -442,18 +442,17 @@ class TensorRTSession:
             self._done = torch.cuda.Event()
         elif here.cuda_stream != self._last_stream:
             here.wait_event(self._done)
-        binding = self._bind_tensors({name: each.contiguous() for name, each in inputs.items()})
+        binding = self._bind_tensors({name: tensor.contiguous() for name, tensor in inputs.items()})
         binding.launch()
         self._done.record(here)
         self._last_stream = here.cuda_stream
-        for (
-            each
-        ) in binding.inputs.values():  # the allocator must not reuse them before the work is done
-            each.record_stream(here)
+        # the allocator must not reuse them before the work is done
+        for tensor in binding.inputs.values():
+            tensor.record_stream(here)
         return binding.outputs
 
     def _bind_tensors(self, on_device: "dict[str, torch.Tensor]") -> "_EngineBinding":
-        self._select_profile({name: tuple(each.shape) for name, each in on_device.items()})
+        self._select_profile({name: tuple(tensor.shape) for name, tensor in on_device.items()})
         for name, tensor in on_device.items():
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
                 raise BadInputError(
@@ -464,12 +463,12 @@ class TensorRTSession:
                 "the engine's output shapes depend on its inputs' values; it can be built but not bound"
             )
         outputs = {
-            each.name: torch.empty(
-                tuple(self._context.get_tensor_shape(each.name)),
-                dtype=getattr(torch, each.dtype),
+            spec.name: torch.empty(
+                tuple(self._context.get_tensor_shape(spec.name)),
+                dtype=getattr(torch, spec.dtype),
                 device="cuda",
             )
-            for each in self.outputs
+            for spec in self.outputs
         }
         return _EngineBinding(self._context, on_device, outputs)
 
@@ -518,7 +517,7 @@ def choose_profile(
         )
 
     return min(
-        (index for index, each in enumerate(profiles) if holds(each)),
+        (index for index, profile in enumerate(profiles) if holds(profile)),
         key=measure_distance,
         default=None,
     )

@@ -43,8 +43,10 @@ def refuse_pickles(package: Path) -> None:
 
 def _names_pickle(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return bool(value.get("use_pickle")) or any(_names_pickle(each) for each in value.values())
-    return isinstance(value, list) and any(_names_pickle(each) for each in value)
+        return bool(value.get("use_pickle")) or any(
+            _names_pickle(inner) for inner in value.values()
+        )
+    return isinstance(value, list) and any(_names_pickle(inner) for inner in value)
 
 
 class TorchBackend(Backend):

@@ -34,10 +34,10 @@ def _make_convolution(convolve: Callable[..., Any]) -> Callable[..., Any]:
             whole = [
                 step * (size - 1) for step, size in zip(dilations, weight.shape[2:], strict=True)
             ]
-        if any(each % 2 for each in whole):  # the odd element comes last, as in torch
-            last_axis_first = [side for each in reversed(whole) for side in (0, each % 2)]
+        if any(pad % 2 for pad in whole):  # the odd element comes last, as in torch
+            last_axis_first = [side for pad in reversed(whole) for side in (0, pad % 2)]
             given = torch.ops.aten.constant_pad_nd.default(given, last_axis_first)
-        sides = [each // 2 for each in whole]
+        sides = [pad // 2 for pad in whole]
         return convolve(given, weight, bias, strides, sides, dilations, groups)
 
     return convolve_padded

@@ -81,10 +81,12 @@ def replace_linear_layers(
         given, weight, bias, transposed = product
         values = wide[weight.target].detach().float().numpy()
         values = values.T if transposed else values
-        layer = next((each for each in waiting if _have_same_weights(values, each)), None)
+        layer = next(
+            (candidate for candidate in waiting if _have_same_weights(values, candidate)), None
+        )
         if layer is None:
             continue
-        waiting = [each for each in waiting if each is not layer]
+        waiting = [other for other in waiting if other is not layer]
         if not layer.kept:
             plain = bias is None or bias.op == "get_attr"
             groups.setdefault((given, layer.scale) if plain else node, []).append(
@@ -94,18 +96,18 @@ def replace_linear_layers(
     for number, group in enumerate(groups.values()):
         nodes, tables, biases = zip(*group, strict=True)
         given, weight, bias, _ = read_product(nodes[0])  # type: ignore[misc]
-        stored = all(each is None or each.op == "get_attr" for each in biases)
-        sizes, kind = [len(each.weight) for each in tables], nodes[0].meta["val"].dtype
+        stored = all(shift is None or shift.op == "get_attr" for shift in biases)
+        sizes, kind = [len(table.weight) for table in tables], nodes[0].meta["val"].dtype
         device = attrgetter(weight.target)(program).device
         shift = None
         if stored and any(biases):
             held = (
-                None if each is None else attrgetter(each.target)(program).detach()
-                for each in biases
+                None if node is None else attrgetter(node.target)(program).detach()
+                for node in biases
             )
             zeros = (torch.zeros(size, dtype=kind, device=device) for size in sizes)
             shift = torch.cat(
-                [zero if each is None else each for each, zero in zip(held, zeros, strict=True)]
+                [zero if known is None else known for known, zero in zip(held, zeros, strict=True)]
             )
         program.add_submodule(
             f"fp8_{number}", make_linear(_join_tables(tables), device, kind, shift)
@@ -125,8 +127,8 @@ def replace_linear_layers(
             if not stored:  # a computed bias, such as one joined from parts
                 new = program.graph.call_function(torch.ops.aten.add.Tensor, (new, bias))
             if len(nodes) > 1:
-                found = nodes[0].meta["val"]
-                new.meta = {"val": found.new_empty((*found.shape[:-1], sum(sizes)))}
+                example = nodes[0].meta["val"]
+                new.meta = {"val": example.new_empty((*example.shape[:-1], sum(sizes)))}
                 split_outputs(program.graph, new, nodes, sizes)
             else:
                 new.meta = {**nodes[0].meta, "value": nodes[0]}
@@ -136,14 +138,14 @@ def replace_linear_layers(
     program.graph.eliminate_dead_code()
     program.delete_all_unused_submodules()  # the weights in FP16
     program.recompile()
-    return tuple(each.name for each in waiting if not each.kept)
+    return tuple(layer.name for layer in waiting if not layer.kept)
 
 
 def _join_tables(tables: Sequence[QuantizedLayer]) -> QuantizedLayer:
     """One layer with the outputs of all. Scales are powers of two, so that the larger one only moves exponents."""
-    scale = max(float(each.weight_scale[0]) for each in tables)
+    scale = max(float(table.weight_scale[0]) for table in tables)
     parts = [
-        each.weight.astype(np.float32) * (float(each.weight_scale[0]) / scale) for each in tables
+        table.weight.astype(np.float32) * (float(table.weight_scale[0]) / scale) for table in tables
     ]
     weight = np.concatenate(parts).astype(tables[0].weight.dtype)
     return replace(tables[0], weight=weight, weight_scale=np.full(len(weight), scale, np.float32))
@@ -157,9 +159,9 @@ def _attend_in_8_bits(program: Any) -> None:
     """Queries, keys, and values that only attention reads become E4M3, which costs ViT-B/16 0.4 dB and BERT-base none."""
     for node in program.graph.nodes:
         readers = [
-            step_from_text(each.args[5])
-            for each in node.users
-            if each.target is register_operator()
+            step_from_text(reader.args[5])
+            for reader in node.users
+            if reader.target is register_operator()
         ]
         fit = all(
             isinstance(step, Attention) and step.outputs // step.heads >= LEAST_FEATURES

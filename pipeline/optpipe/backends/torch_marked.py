@@ -86,7 +86,7 @@ class MarkedProgram(MarkedNetwork):
         self.ranges = {
             name: node.meta["range"] for name, node in self._nodes.items() if "range" in node.meta
         }
-        self.outputs = tuple(each.name for each in request.card.outputs)
+        self.outputs = tuple(output.name for output in request.card.outputs)
 
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
         tensors = tuple(tensors)
@@ -129,10 +129,10 @@ class MarkedProgram(MarkedNetwork):
         """The program that computes `tensors`, and the names of its inputs."""
         graph, new = torch.fx.Graph(), dict[Any, Any]()
         ends = dict(zip(self.outputs, graph.graph_copy(self._program.graph, new), strict=True))
-        inputs = [each for each in graph.nodes if each.op == "placeholder"]
-        feeds = dict(zip(inputs, (each.name for each in self._card.inputs), strict=True))
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        feeds = dict(zip(inputs, (spec.name for spec in self._card.inputs), strict=True))
         for node in [
-            each for each in graph.nodes if each.name.startswith(("_guards_fn", "_assert"))
+            node for node in graph.nodes if node.name.startswith(("_guards_fn", "_assert"))
         ]:
             graph.erase_node(node)
         for number, name in enumerate(given):
@@ -144,9 +144,9 @@ class MarkedProgram(MarkedNetwork):
             tuple(new[self._nodes[name]] if name in self._nodes else ends[name] for name in tensors)
         )
         graph.eliminate_dead_code()
-        for node in [each for each in feeds if not each.users]:
+        for node in [node for node in feeds if not node.users]:
             graph.erase_node(node)
-        read = tuple(feeds[each] for each in graph.nodes if each.op == "placeholder")
+        read = tuple(feeds[node] for node in graph.nodes if node.op == "placeholder")
         return torch.fx.GraphModule(self._program, graph), read
 
     def _convert_inputs(self, read: tuple[str, ...], values: Mapping[str, Any]) -> list[Any]:

@@ -81,17 +81,17 @@ def _list_layers(graph: Any, owner: Any, precision: Precision) -> Iterator[Layer
             macs = _count_flops(flop_registry[packet], node) // 2
             yield LayerType(node.name, type(step).__name__, kind, macs)
             continue
-        for each in _list_inner_modules(node, owner):
-            for layer in _list_layers(each.graph, each, precision):
+        for module in _list_inner_modules(node, owner):
+            for layer in _list_layers(module.graph, module, precision):
                 yield replace(
                     layer,
                     name=f"{node.name}.{layer.name}",
                     macs=None if layer.macs != 0 else 0,
                 )
         tensors = [
-            each.meta["val"]
-            for each in node.all_input_nodes
-            if isinstance(each.meta.get("val"), torch.Tensor)
+            operand.meta["val"]
+            for operand in node.all_input_nodes
+            if isinstance(operand.meta.get("val"), torch.Tensor)
         ]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         if (
@@ -106,7 +106,9 @@ def _list_layers(graph: Any, owner: Any, precision: Precision) -> Iterator[Layer
         if packet in flop_registry:
             amount = _count_flops(flop_registry[packet], node) // 2
         elif op in _MORE_PRODUCTS:
-            operands = [each.meta["val"] for each in node.args if isinstance(each, torch.fx.Node)]
+            operands = [
+                operand.meta["val"] for operand in node.args if isinstance(operand, torch.fx.Node)
+            ]
             amount = _MORE_PRODUCTS[op](*map(read_sizes, operands))
         elif str(packet) in _WITHOUT_PRODUCTS:
             amount = 0
@@ -124,9 +126,9 @@ def _list_inner_modules(node: Any, owner: Any) -> list[Any]:
     """The graph modules that a higher-order operator runs: its branches or its body."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
-    inner = [each for each in node.all_input_nodes if each.op == "get_attr"]
-    modules = [getattr(owner, str(each.target), None) for each in inner]
-    return [each for each in modules if isinstance(each, torch.fx.GraphModule)]
+    inner = [operand for operand in node.all_input_nodes if operand.op == "get_attr"]
+    modules = [getattr(owner, str(operand.target), None) for operand in inner]
+    return [module for module in modules if isinstance(module, torch.fx.GraphModule)]
 
 
 def _count_flops(count: Any, node: Any) -> int:
@@ -142,4 +144,4 @@ def _count_flops(count: Any, node: Any) -> int:
     out = node.meta["val"]
     out = out[0] if isinstance(out, tuple) else out
     keywords = {key: sized(value) for key, value in node.kwargs.items()}
-    return int(count(*(sized(each) for each in node.args), **keywords, out_val=sized(out)))
+    return int(count(*(sized(argument) for argument in node.args), **keywords, out_val=sized(out)))

@@ -49,9 +49,9 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
             self.model = inner
 
         def forward(self, *inputs: Any) -> Any:
-            outputs = self.model(*(_cast(each, dtype, layout) for each in inputs))
+            outputs = self.model(*(_cast(tensor, dtype, layout) for tensor in inputs))
             flat = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(_cast(each, torch.float32, layout) for each in flat)
+            return tuple(_cast(tensor, torch.float32, layout) for tensor in flat)
 
     return InPrecision().eval()
 
@@ -68,15 +68,15 @@ def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any
     """Seeded tensors of the `opt` shapes; an open dimension of size 1 becomes 2, since export specializes on 1."""
     generator = torch.Generator().manual_seed(0)
     tensors = []
-    for each in inputs:
+    for spec in inputs:
         shape = [
             max(usual, 2) if low != high and high > 1 else usual
-            for low, usual, high in zip(each.min, each.opt, each.max, strict=True)
+            for low, usual, high in zip(spec.min, spec.opt, spec.max, strict=True)
         ]
-        if each.dtype.startswith("float"):
+        if spec.dtype.startswith("float"):
             tensors.append(torch.randn(shape, generator=generator).to(device))
         else:
-            tensors.append(torch.ones(shape, dtype=getattr(torch, each.dtype), device=device))
+            tensors.append(torch.ones(shape, dtype=getattr(torch, spec.dtype), device=device))
     return tuple(tensors)
 
 
@@ -84,11 +84,11 @@ def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], 
     """One named dimension per open axis. Inputs share the batch, and equal ranges of one axis share a dimension."""
     dims: dict[tuple[str, int, int], Any] = {}
     shapes = []
-    for each in inputs:
+    for spec in inputs:
         axes = {}
-        for axis, (low, high) in enumerate(zip(each.min, each.max, strict=True)):
+        for axis, (low, high) in enumerate(zip(spec.min, spec.max, strict=True)):
             if low != high:
-                name = "batch" if axis == each.batch else f"dim{axis}"
+                name = "batch" if axis == spec.batch else f"dim{axis}"
                 axes[axis] = dims.setdefault(
                     (name, low, high), torch.export.Dim(name, min=low, max=high)
                 )
@@ -127,7 +127,7 @@ def export_with_weights(request: BuildRequest, precision: Precision) -> tuple[An
     weights = (
         {}
         if module is None
-        else {f"model.{name}": each for name, each in module.state_dict().items()}
+        else {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     )
     wanted = replace(request, precision=precision, module=(lambda: module) if module else None)
     return export_program(wanted), weights

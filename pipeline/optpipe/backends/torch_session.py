@@ -28,8 +28,8 @@ def set_float32_products(*, tf32: bool) -> None:
 def record_tensors(request: BuildRequest) -> dict[str, Any]:
     card = request.card
     return {
-        "inputs": [each.tensor.to_dict() for each in card.inputs],
-        "outputs": [each.to_dict() for each in card.outputs],
+        "inputs": [spec.tensor.to_dict() for spec in card.inputs],
+        "outputs": [spec.to_dict() for spec in card.outputs],
     }
 
 
@@ -86,7 +86,7 @@ class TorchSession:
 
         The outputs are ordinary tensors, which may be changed in place; those of inference mode may not.
         """
-        ordered = [inputs[each.name].contiguous() for each in self.inputs]
+        ordered = [inputs[spec.name].contiguous() for spec in self.inputs]
         with torch.no_grad():
             outputs = call_program(self._call, ordered)
         return {spec.name: value for spec, value in zip(self.outputs, outputs, strict=True)}
@@ -94,8 +94,8 @@ class TorchSession:
     def prepare(self, inputs: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
         """As `run_on`, without looking at the inputs again."""
         ordered, names = (
-            [inputs[each.name] for each in self.inputs],
-            [each.name for each in self.outputs],
+            [inputs[spec.name] for spec in self.inputs],
+            [spec.name for spec in self.outputs],
         )
 
         def call() -> dict[str, Any]:
@@ -107,11 +107,11 @@ class TorchSession:
 
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
         tensors = {
-            each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True)
-            for each in self.inputs
+            spec.name: torch.from_numpy(inputs[spec.name]).to(self.device, copy=True)
+            for spec in self.inputs
         }
         return _TorchBinding(
-            self._call, tensors, tuple(each.name for each in self.outputs), self.device
+            self._call, tensors, tuple(spec.name for spec in self.outputs), self.device
         )
 
 

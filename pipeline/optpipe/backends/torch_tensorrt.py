@@ -43,7 +43,7 @@ class TorchTensorRT(TensorRT):
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         workspace, *others = TENSORRT.describe_options(device)
-        return (workspace, *(each for each in others if not each.builds))
+        return (workspace, *(option for option in others if not option.builds))
 
     def merge_options(
         self, given: Mapping[str, Any], device: Device

@@ -108,7 +108,7 @@ class _Search:
     def __init__(self, program: Any, quantizers: Mapping[Any, str]) -> None:
         self.program, self.quantizers = program, quantizers
         self.device = next(
-            each.meta["val"].device for each in program.graph.nodes if each.op == "placeholder"
+            node.meta["val"].device for node in program.graph.nodes if node.op == "placeholder"
         )
         self.layouts: dict[Any, Any] = {}
         """Layouts of views by the sizes of the viewed tensor and the calls that make the view."""
@@ -116,7 +116,7 @@ class _Search:
         self.varying: set[Any] = set()
         for node in program.graph.nodes:
             made = node.target is torch.ops.aten.new_zeros.default and all(
-                isinstance(each, int) for each in node.args[1]
+                isinstance(size, int) for size in node.args[1]
             )
             if node.op == "placeholder" or not (
                 made or self.varying.isdisjoint(node.all_input_nodes)
@@ -129,25 +129,25 @@ class _Search:
         while _is_view(node):
             chain.insert(0, node)
             node = node.args[0]
-        found = node.meta.get("val")
-        if not isinstance(found, torch.Tensor) or found.dim() != 3 or not chain:
+        example = node.meta.get("val")
+        if not isinstance(example, torch.Tensor) or example.dim() != 3 or not chain:
             return None
-        sizes = tuple(map(_get_hint, found.shape))
+        sizes = tuple(map(_get_hint, example.shape))
         calls = tuple(
-            (each.target, repr(torch.fx.node.map_arg(each.args[1:], _read_hint))) for each in chain
+            (view.target, repr(torch.fx.node.map_arg(view.args[1:], _read_hint))) for view in chain
         )
         if (key := (sizes, calls, transposed)) not in self.layouts:
             shown = whole = torch.arange(prod(sizes), dtype=torch.int32).view(sizes)
-            for each in chain:
-                shown = each.target(
-                    shown, *torch.fx.node.map_arg(each.args[1:], _read_hint), **each.kwargs
+            for view in chain:
+                shown = view.target(
+                    shown, *torch.fx.node.map_arg(view.args[1:], _read_hint), **view.kwargs
                 )
             self.layouts[key] = _read_layout(
                 whole, shown.transpose(-2, -1) if transposed else shown
             )
         if (layout := self.layouts[key]) is None:
             return None
-        copied = any(each.target is torch.ops.aten.clone.default for each in chain)
+        copied = any(view.target is torch.ops.aten.clone.default for view in chain)
         first, heads, features = layout
         return _Part(node, first, heads, features, copied)
 
@@ -161,7 +161,7 @@ class _Search:
         ):
             return
         scores, added = self._read_scores(softmax.args[0])
-        if scores is None or any(len(each.users) != 1 for each in (softmax, scores)):
+        if scores is None or any(len(node.users) != 1 for node in (softmax, scores)):
             return
         queries, keys = scores.args
         scale = 1.0
@@ -201,13 +201,13 @@ class _Search:
     ) -> steps.Attention | None:
         """The step for queries, keys, and values if they are all of one tensor."""
         first = parts[0]
-        if first is None or any(each is None or each.root is not first.root for each in parts):
+        if first is None or any(part is None or part.root is not first.root for part in parts):
             return None
         whole, wide = first.root.meta["val"], first.heads * first.features
         tokens = whole.shape[1]
         most = MOST_BIASED if "biased" in more else MOST_TOKENS
         fits = isinstance(tokens, int) and tokens <= most and first.features in FEATURES
-        same = [each.first for each in parts if each] == [at * wide for at in range(3)]
+        same = [part.first for part in parts if part] == [at * wide for at in range(3)]
         if (
             not (fits and same)
             or whole.dtype != torch.float16
@@ -244,9 +244,9 @@ class _Search:
         added: list[tuple[Any, int]] = []
         while node.op == "call_function" and node.target is not aten.matmul.default:
             if node.target is aten.add.Tensor and not node.kwargs:
-                sides = [each for each in node.args if isinstance(each, torch.fx.Node)]
-                values = [self._compute(each) for each in sides]
-                constants = [each for each in values if each is not None]
+                sides = [operand for operand in node.args if isinstance(operand, torch.fx.Node)]
+                values = [self._compute(side) for side in sides]
+                constants = [value for value in values if value is not None]
                 if len(sides) != 2 or len(constants) != 1:
                     return None, []
                 added.append((constants[0], len(node.meta["val"].shape)))
@@ -369,8 +369,8 @@ def _swaps(node: Any) -> bool:
 
 
 def get_only(nodes: Iterable[Any]) -> Any:
-    found = list(nodes)
-    return found[0] if len(found) == 1 else None
+    listed = list(nodes)
+    return listed[0] if len(listed) == 1 else None
 
 
 def _join_biases(added: Sequence[tuple[Any, int]], step: steps.Attention) -> Any:

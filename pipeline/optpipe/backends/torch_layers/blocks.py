@@ -17,7 +17,7 @@ def find_blocks(program: Any) -> dict[tuple[Any, ...], steps.Block]:
     """The step that joins layers, by their nodes: a 3x3 convolution, a 1x1 convolution with a residual addition, which alone reads it,
     and a 1x1 convolution of the sum.
     """
-    layer, found = register_operator(), {}
+    layer, blocks = register_operator(), {}
     convolutions = {
         node: step
         for node in program.graph.nodes
@@ -32,24 +32,24 @@ def find_blocks(program: Any) -> dict[tuple[Any, ...], steps.Block]:
         if not plain or middle not in (_NARROWEST, _WIDEST) or len(node.users) != 1:
             continue
         after = [
-            each
-            for each in convolutions
-            if each.args[0] is node and _is_product(convolutions[each], middle, added=True)
+            reader
+            for reader in convolutions
+            if reader.args[0] is node and _is_product(convolutions[reader], middle, added=True)
         ]
         if not after or convolutions[after[0]].outputs % _WIDEST:
             continue
         wide = convolutions[after[0]].outputs
         third = [
-            each
-            for each in convolutions
-            if each.args[0] is after[0]
-            and middle == _NARROWEST == convolutions[each].outputs
-            and _is_product(convolutions[each], wide, added=False)
+            reader
+            for reader in convolutions
+            if reader.args[0] is after[0]
+            and middle == _NARROWEST == convolutions[reader].outputs
+            and _is_product(convolutions[reader], wide, added=False)
         ][:1]
-        found[node, after[0], *third] = steps.Block(
+        blocks[node, after[0], *third] = steps.Block(
             middle, wide, middle if third else 0, step.stride
         )
-    return found
+    return blocks
 
 
 def _is_product(step: steps.Convolution, depth: int, *, added: bool) -> bool:
@@ -62,16 +62,16 @@ def _is_product(step: steps.Convolution, depth: int, *, added: bool) -> bool:
 def gather_operands(layers: Sequence[Operands]) -> Operands:
     """The operands of a block from those of its layers."""
     first, second, *_ = layers
-    constants = [each for one in layers for each in one.constants]
+    constants = [constant for operands in layers for constant in operands.constants]
     return Operands(first.data, second.added, constants, second.added_scale)
 
 
 def join_layers(program: Any, nodes: tuple[Any, ...], block: steps.Block) -> Any:
     """Replaces the layers of a block by one step, without tactics; returns its node."""
     first, second, *third = nodes
-    constants = [each for node in nodes for each in node.args[2]]
-    for each in constants:
-        first.prepend(each)
+    constants = [constant for node in nodes for constant in node.args[2]]
+    for constant in constants:
+        first.prepend(constant)
     with program.graph.inserting_after(second):
         text = steps.text_from_step(block)
         arguments: Any = (first.args[0], second.args[1], constants, second.args[3], 1.0, text, "")

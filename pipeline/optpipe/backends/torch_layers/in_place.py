@@ -59,10 +59,10 @@ class _Group:
 
     def list_rivals(self) -> Iterator[Choice]:
         (_, best), *others = self.ranked
-        first = next((each for each in others if each[0].kernel in LIBRARIES), None)
+        first = next((choice for choice in others if choice[0].kernel in LIBRARIES), None)
         limit = min(NEAR * best, APART * best + APART_US)
-        near = [each for each in others if each[1] <= limit and each is not first]
-        yield from [each for each in (first, *near) if each is not None][:MOST_RIVALS]
+        near = [choice for choice in others if choice[1] <= limit and choice is not first]
+        yield from [choice for choice in (first, *near) if choice is not None][:MOST_RIVALS]
 
 
 def settle_tactics(
@@ -73,20 +73,20 @@ def settle_tactics(
     `chosen` are the layers' choices by batch size, as `choose_tactics` returns them. Returns by batch size what was tried and changed,
     or why nothing was.
     """
-    found = {}
+    settled = {}
     for size, inputs in drawn.items():
         began = time.monotonic()
         groups = _group_layers(program, inputs)
         try:
             compared = _Comparison(program, inputs, chosen[size], began + BUDGET_S)
         except Exception as error:  # noqa: BLE001 - torch and the driver raise many types
-            found[str(size)] = {"why_not": _name_error(error)}
+            settled[str(size)] = {"why_not": _name_error(error)}
             continue
         for group in groups:
             compared.try_rivals(group)
-        found[str(size)] = compared.describe() | {"seconds": round(time.monotonic() - began, 1)}
+        settled[str(size)] = compared.describe() | {"seconds": round(time.monotonic() - began, 1)}
     program.recompile()
-    return found
+    return settled
 
 
 def _name_error(error: Exception) -> str:
@@ -105,9 +105,9 @@ def _group_layers(program: Any, inputs: Iterable[Any]) -> list[_Group]:
         return launch_step(step, given, groups[key].ranked[0][0])
 
     run_layers(program, inputs, note)
-    total = sum(each.microseconds for each in groups.values())
-    long = (each for each in groups.values() if each.microseconds >= LEAST_SHARE * total)
-    return sorted(long, key=lambda each: -each.microseconds)
+    total = sum(group.microseconds for group in groups.values())
+    long = (group for group in groups.values() if group.microseconds >= LEAST_SHARE * total)
+    return sorted(long, key=lambda group: -group.microseconds)
 
 
 class _Comparison:
@@ -170,7 +170,7 @@ class _Comparison:
                 "layers": len(group.nodes),
                 "before": str(before).strip(),
                 "after": str(rival[0]).strip(),
-                "speed": [round(each, 4) for each in speed],
+                "speed": [round(ratio, 4) for ratio in speed],
             }
         )
 

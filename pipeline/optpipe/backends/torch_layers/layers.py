@@ -92,7 +92,7 @@ def have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
     if values.shape != layer.weight.shape:
         return False
     rows, whole, scale = (
-        each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale)
+        array.reshape(len(values), -1) for array in (values, layer.weight, layer.weight_scale)
     )
     some = (1, len(values))  # the first row rejects most layers
     return all(bool(np.abs(rows[:n] / scale[:n] - whole[:n]).max() < _TOLERANCE) for n in some)
@@ -194,8 +194,8 @@ def is_plain_pool(node: Any) -> bool:
         return False
     given = read_arguments(node)
     even = all(
-        len(set(list_sides(given[each]))) == 1
-        for each in ("kernel_size", "stride", "padding", "dilation")
+        len(set(list_sides(given[name]))) == 1
+        for name in ("kernel_size", "stride", "padding", "dilation")
     )
     return (
         even
@@ -206,13 +206,13 @@ def is_plain_pool(node: Any) -> bool:
 
 
 def list_sides(values: Any) -> list[int]:
-    found = [values] if isinstance(values, int) else list(values)
-    return found * 2 if len(found) == 1 else found
+    sides = [values] if isinstance(values, int) else list(values)
+    return sides * 2 if len(sides) == 1 else sides
 
 
 def get_shape(node: Any) -> tuple[Any, ...]:
     """The shape of a node's tensor; symbolic sizes become text, so that equal ones compare equal."""
-    return tuple(each if isinstance(each, int) else str(each) for each in node.meta["val"].shape)
+    return tuple(size if isinstance(size, int) else str(size) for size in node.meta["val"].shape)
 
 
 def merge_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int]:
@@ -231,12 +231,12 @@ def choose_merge(groups: int, outputs: int, depth: int) -> int | None:
     `depth` is the number of input channels of a group. None if no number fits.
     """
     fitting = [
-        each
-        for each in (1, 2, 4, 8)
-        if groups % each == 0 and outputs // groups * each % ALIGNED == 0
+        merged
+        for merged in (1, 2, 4, 8)
+        if groups % merged == 0 and outputs // groups * merged % ALIGNED == 0
     ]
     dense = groups if groups * depth <= _MOST_DENSE else None
     return next(
-        (each for each in fitting if depth * each >= _LEAST_DEPTH),
+        (merged for merged in fitting if depth * merged >= _LEAST_DEPTH),
         fitting[-1] if fitting else dense,
     )

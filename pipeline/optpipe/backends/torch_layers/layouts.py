@@ -121,7 +121,7 @@ def show(value: Any) -> Any:
     if isinstance(value, Image):
         return value.view
     if isinstance(value, dict):
-        return {key: show(each) for key, each in value.items()}
+        return {key: show(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(show, value))
     return value
@@ -180,8 +180,8 @@ def _list_rules() -> dict[Any, Rule]:
 
 def _has_image(values: Any) -> bool:
     return any(
-        isinstance(each, Image) or (isinstance(each, list | tuple) and _has_image(each))
-        for each in values
+        isinstance(value, Image) or (isinstance(value, list | tuple) and _has_image(value))
+        for value in values
     )
 
 
@@ -200,9 +200,9 @@ def _align(value: Any) -> Any:
 def _compute_elementwise(_: Any, target: Any, args: Any, kwargs: Any) -> Any:
     if not _has_image(args):
         return NotImplemented
-    aligned = [_align(each) for each in args]
-    named = {key: _align(each) for key, each in kwargs.items()}
-    if any(each is NotImplemented for each in (*aligned, *named.values())):
+    aligned = [_align(value) for value in args]
+    named = {key: _align(value) for key, value in kwargs.items()}
+    if any(value is NotImplemented for value in (*aligned, *named.values())):
         return NotImplemented
     return image_from_rows(target(*aligned, **named))
 
@@ -221,7 +221,7 @@ def _concatenate(_: Any, target: Any, args: Any, kwargs: Any) -> Any:
     tensors, axis = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if not _has_image(tensors):
         return NotImplemented
-    return image_from_rows(target([_align(each) for each in tensors], _AXES[axis % 4]))
+    return image_from_rows(target([_align(tensor) for tensor in tensors], _AXES[axis % 4]))
 
 
 def _reduce(_: Any, target: Any, args: Any, kwargs: Any) -> Any:
@@ -240,7 +240,7 @@ def _reduce(_: Any, target: Any, args: Any, kwargs: Any) -> Any:
 def _average(_: Any, __: Any, args: Any, ___: Any) -> Any:
     """Adaptive pooling to one pixel is a mean."""
     value, size = args
-    if not isinstance(value, Image) or any(each != 1 for each in size):
+    if not isinstance(value, Image) or any(side != 1 for side in size):
         return NotImplemented
     return image_from_rows(value.rows.mean((1, 2), keepdim=True))
 
@@ -304,7 +304,8 @@ def arrange_operands(arranger: Any, arguments: Sequence[Any]) -> list[Any]:
     step = steps.step_from_text(arguments[5])
     if not _reads_tokens(step) and not isinstance(step, steps.Stem):
         given, added = (
-            arranger.demand_image(each) if _is_tensor(each, 4) else each for each in (given, added)
+            arranger.demand_image(tensor) if _is_tensor(tensor, 4) else tensor
+            for tensor in (given, added)
         )
     return [show(given), show(added), *others]
 
@@ -334,9 +335,9 @@ def _normalize(_: Any, __: Any, args: Any, ___: Any) -> Any:
         return NotImplemented
     factor = (variance.float() + epsilon).rsqrt()
     factor = factor if weight is None else factor * weight.float()
-    found = (value.rows.float() - mean.float()) * factor
-    found = found if bias is None else found + bias.float()
-    return (image_from_rows(found.to(value.rows.dtype)), None, None)
+    normalized = (value.rows.float() - mean.float()) * factor
+    normalized = normalized if bias is None else normalized + bias.float()
+    return (image_from_rows(normalized.to(value.rows.dtype)), None, None)
 
 
 def _read_size(image: Image, size: Any, scales: Any) -> tuple[list[int], list[float | None]]:
@@ -360,8 +361,8 @@ def _resize_linearly(_: Any, __: Any, args: Any, kwargs: Any) -> Any:
     )
     down, along = down[:, None, None], along[:, None]
     upper, lower = (
-        (1 - along) * _pick(rows, each, left) + along * _pick(rows, each, right)
-        for each in (top, below)
+        (1 - along) * _pick(rows, line, left) + along * _pick(rows, line, right)
+        for line in (top, below)
     )
     return image_from_rows(((1 - down) * upper + down * lower).to(rows.dtype))
 

@@ -71,17 +71,17 @@ def _join_linear_layers(program: Any) -> None:
     groups: dict[Any, list[Any]] = {}
     for node in program.graph.nodes:
         stored = node.target is torch.ops.aten.linear.default and all(
-            getattr(each, "op", None) == "get_attr" for each in node.args[1:]
+            getattr(argument, "op", None) == "get_attr" for argument in node.args[1:]
         )
         reader = get_only(node.users) if stored else None
         if stored and (reader is None or name_activation(reader) is None):
             groups.setdefault((node.args[0], len(node.args)), []).append(node)
     for number, group in enumerate(group for group in groups.values() if len(group) > 1):
-        sizes = [each.meta["val"].shape[-1] for each in group]
+        sizes = [node.meta["val"].shape[-1] for node in group]
         with program.graph.inserting_before(group[0]):
             joined = []
-            for at, parts in enumerate(zip(*(each.args[1:] for each in group), strict=True)):
-                value = torch.cat([attrgetter(each.target)(program).detach() for each in parts])
+            for at, parts in enumerate(zip(*(node.args[1:] for node in group), strict=True)):
+                value = torch.cat([attrgetter(part.target)(program).detach() for part in parts])
                 joined.append(add_constant(program, f"joined_{number}_{at}", value))
                 joined[-1].meta = {"val": value}
             new = program.graph.call_function(
@@ -133,9 +133,9 @@ class _Lowering:
         self.program.graph.lint()
         self.program.recompile()
         never = [
-            f"{each.name}: the program has no layer with its weights"
-            for each in self.waiting
-            if not each.kept
+            f"{table.name}: the program has no layer with its weights"
+            for table in self.waiting
+            if not table.kept
         ]
         return (*self.missed, *never)
 
@@ -169,7 +169,7 @@ class _Lowering:
         if bias is not None and not stored:
             return None
         stride, padding, dilation = (
-            tuple(given[each]) for each in ("stride", "padding", "dilation")
+            tuple(given[name]) for name in ("stride", "padding", "dilation")
         )
         return self._fold_normalization(
             Layer(node, source, weight, shift, node, stride, padding, dilation, given["groups"])
@@ -187,22 +187,23 @@ class _Lowering:
         if reader is None or reader.target is not aten._native_batch_norm_legit_no_training.default:
             return layer
         given = read_arguments(reader)
-        parts = [given[each] for each in ("weight", "bias", "running_mean", "running_var")]
+        parts = [given[name] for name in ("weight", "bias", "running_mean", "running_var")]
         if (
-            any(getattr(each, "op", "get_attr") != "get_attr" for each in parts)
+            any(getattr(part, "op", "get_attr") != "get_attr" for part in parts)
             or len(reader.users) != 1
         ):
             return layer
-        values = (None if each is None else self._read(each) for each in parts)
+        values = (None if part is None else self._read(part) for part in parts)
         weight, bias = fold_normalization(layer.weight, layer.bias, values, given["eps"])
         return replace(layer, weight=weight, bias=bias, last=next(iter(reader.users)))
 
     def _take(self, layer: Layer) -> None:
         match = next(
-            (each for each in self.waiting if have_same_weights(layer.weight.numpy(), each)), None
+            (table for table in self.waiting if have_same_weights(layer.weight.numpy(), table)),
+            None,
         )
         if match is not None:
-            self.waiting = [each for each in self.waiting if each is not match]
+            self.waiting = [table for table in self.waiting if table is not match]
             if match.kept:
                 return
             obstacle = find_obstacle(layer) or find_overflow(layer)
@@ -241,20 +242,20 @@ class _Lowering:
         other = sides[1 - sides.index(layer.last)]
         if other is layer.last:
             return
-        found = getattr(other, "meta", {}).get("val")  # a number has none
+        example = getattr(other, "meta", {}).get("val")  # a number has none
         if (
-            found is None
-            or found.dtype != layer.last.meta["val"].dtype
+            example is None
+            or example.dtype != layer.last.meta["val"].dtype
             or get_shape(other) != get_shape(layer.last)
         ):
             return
         rivals = [
-            each
-            for each in self.layers.values()
-            if each.last is other and (each.table or each.floating)
+            rival
+            for rival in self.layers.values()
+            if rival.last is other and (rival.table or rival.floating)
         ]
         taken_later = (layer.floating or layer.last in self.scales) and len(other.users) == 1
-        if taken_later and any(layer.node < each.node for each in rivals):
+        if taken_later and any(layer.node < rival.node for rival in rivals):
             return
         if layer.floating or other in self.scales:
             layer.added, layer.last = other, reader
@@ -306,13 +307,13 @@ class _Lowering:
                 continue
             layers, tables = (
                 (first, *others),
-                [each.table for each in (first, *others) if each.table],
+                [part.table for part in (first, *others) if part.table],
             )
             weights, scales = (
-                np.concatenate([getattr(each, name) for each in tables])
+                np.concatenate([getattr(table, name) for table in tables])
                 for name in ("weight", "weight_scale")
             )
-            bias = np.concatenate([np.asarray(each.bias) for each in layers])
+            bias = np.concatenate([np.asarray(part.bias) for part in layers])
             yield replace(
                 first,
                 bias=bias,
@@ -329,7 +330,7 @@ class _Lowering:
     def _takes_int8(self, reader: Any, layer: Layer, value: Any, scale: float) -> bool:
         if (adding := self.additions.get(reader)) is not None:
             return adding.added is value and not adding.floating
-        found = self.layers.get(reader)
-        if found is None or found.table is None or found.given is not value or found.line:
+        reading = self.layers.get(reader)
+        if reading is None or reading.table is None or reading.given is not value or reading.line:
             return False
-        return found.flat == layer.flat and found.table.scale == scale
+        return reading.flat == layer.flat and reading.table.scale == scale

@@ -115,7 +115,7 @@ class _Widening:
 
     def run(self) -> None:
         for node in list(self.program.graph.nodes):
-            reads_wide = any(each in self.wide for each in node.all_input_nodes)
+            reads_wide = any(given in self.wide for given in node.all_input_nodes)
             if reads_wide and _is_assertion(node.target):  # of the type, which is another one now
                 self.program.graph.erase_node(node)
             elif node.op == "call_function" and (node in self.wide or reads_wide):

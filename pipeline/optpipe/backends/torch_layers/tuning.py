@@ -38,14 +38,14 @@ def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
     first = inputs[0]
     generator = torch.Generator(device="cuda").manual_seed(0)
 
-    def draw(each: InputSpec, size: int) -> Any:
-        shape = (size, *each.opt[1:])
-        if each.dtype.startswith("float"):
+    def draw(spec: InputSpec, size: int) -> Any:
+        shape = (size, *spec.opt[1:])
+        if spec.dtype.startswith("float"):
             return torch.randn(shape, device="cuda", generator=generator)
-        return torch.ones(shape, device="cuda", dtype=getattr(torch, each.dtype))
+        return torch.ones(shape, device="cuda", dtype=getattr(torch, spec.dtype))
 
     sizes = {first.opt[0], *(size for size in BATCHES if first.min[0] <= size <= first.max[0])}
-    return {size: tuple(draw(each, size) for each in inputs) for size in sorted(sizes)}
+    return {size: tuple(draw(spec, size) for spec in inputs) for size in sorted(sizes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ def choose_tactics(
                 tactic, microseconds = choice = choose_tactic(block, given)
                 parts = split_block(block, launch_step(block, given, tactic), given.data)
                 same = all(
-                    torch.equal(one, other) for one, other in zip(parts, outputs, strict=True)
+                    torch.equal(part, other) for part, other in zip(parts, outputs, strict=True)
                 )
-                if same and microseconds < sum(measured[size][each][1] for each in nodes):
+                if same and microseconds < sum(measured[size][node][1] for node in nodes):
                     joined.setdefault((nodes, block), {})[size] = choice
 
         run_layers(program, inputs, choose, compare)
@@ -160,7 +160,7 @@ def run_layers(
             if n in held:
                 held[n] = operands, output
             if compare is not None and (nodes := last.get(n)) is not None:
-                layers, outputs = zip(*(held.pop(each) for each in nodes), strict=True)
+                layers, outputs = zip(*(held.pop(node) for node in nodes), strict=True)
                 compare(nodes, blocks[nodes], gather_operands(layers), outputs[1:])
             return wrap_layer(output, step)
 
@@ -179,12 +179,12 @@ def measure_copies(program: Any, inputs: Iterable[Any]) -> list[dict[str, Any]]:
             launch = partial(tensor.contiguous, memory_format=torch.channels_last)
             microseconds = round(time_launch(launch), 1)
             measured.append({"layer": copy.node, "shape": [*copy.shape], "us": microseconds})
-    return sorted(measured, key=lambda each: -each["us"])
+    return sorted(measured, key=lambda copy: -copy["us"])
 
 
 def explain_copies(copies: Sequence[Mapping[str, Any]]) -> str:
     """A remark on `measure_copies`, which found some."""
-    total = sum(each["us"] for each in copies)
+    total = sum(copy["us"] for copy in copies)
     longest = copies[0]
     shape = "x".join(map(str, longest["shape"]))
     return (
@@ -197,13 +197,13 @@ def summarize_choices(
     choices: Mapping[int, Mapping[Any, Choice]],
 ) -> Mapping[str, Mapping[str, float]]:
     """Microseconds of each kernel alone, the longest first, by batch size."""
-    found: dict[str, Counter[str]] = {str(size): Counter() for size in choices}
+    sums_by_size: dict[str, Counter[str]] = {str(size): Counter() for size in choices}
     for size, chosen in choices.items():
         for tactic, microseconds in chosen.values():
-            found[str(size)][tactic.kernel] += microseconds  # type: ignore[assignment]
+            sums_by_size[str(size)][tactic.kernel] += microseconds  # type: ignore[assignment]
     return {
-        size: {kernel: round(each, 1) for kernel, each in sums.most_common()}
-        for size, sums in found.items()
+        size: {kernel: round(microseconds, 1) for kernel, microseconds in sums.most_common()}
+        for size, sums in sums_by_size.items()
     }
 
 
@@ -225,8 +225,8 @@ def compare_in_turns(
 ) -> Ratio:
     """The ratio of FP16's time to that of `low` over ROUNDS rounds in random order, after one round of warm-up."""
     subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}
-    for each in subjects.values():
-        each()
+    for call in subjects.values():
+        call()
     times = alternate(subjects, ROUNDS, 0)
     return ratio_from_rounds(times["low"], times["fp16"], confidence)
 
@@ -235,27 +235,27 @@ def compare_calls(
     low: Callable[..., Any], half: Callable[..., Any], inputs: Mapping[int, tuple[Any, ...]]
 ) -> dict[int, Ratio]:
     """The ratio of the time of `half` to that of `low`, by batch size, on torch tensors on the GPU: above 1, `low` is faster."""
-    found = {}
+    ratios = {}
     for size, drawn in inputs.items():
         with torch.inference_mode():
             ours = capture_launches(lambda drawn=drawn: low(*drawn), PROGRAM_LAUNCHES)  # type: ignore[misc]
             fp16 = capture_launches(lambda drawn=drawn: half(*drawn), PROGRAM_LAUNCHES)  # type: ignore[misc]
-        found[size] = compare_in_turns(ours, fp16, time_replay)
-    return found
+        ratios[size] = compare_in_turns(ours, fp16, time_replay)
+    return ratios
 
 
 def explain_speeds(
     speeds: Mapping[int, Ratio], precision: Precision, kernels: Any
 ) -> Iterator[str]:
     """A remark if a precision is not shown to be faster than FP16, and which kernels of `summarize_choices` take INT8's time."""
-    if slow := {size: each for size, each in speeds.items() if not is_faster(each)}:
+    if slow := {size: ratio for size, ratio in speeds.items() if not is_faster(ratio)}:
         said = ", ".join(
-            f"{each} times the speed of fp16 at batch {size}" for size, each in slow.items()
+            f"{ratio} times the speed of fp16 at batch {size}" for size, ratio in slow.items()
         )
         yield f"{precision.upper()} is not shown to be faster than fp16 on this GPU: {said}; fp16 loses no accuracy to quantization"
-    for size, each in speeds.items() if precision is Precision.INT8 else ():
-        if each.value < LITTLE and (times := kernels.get(str(size), {})):
+    for size, ratio in speeds.items() if precision is Precision.INT8 else ():
+        if ratio.value < LITTLE and (times := kernels.get(str(size), {})):
             longest = ", ".join(
                 f"{name} {time / sum(times.values()):.0%}" for name, time in [*times.items()][:3]
             )
-            yield f"INT8 is {each} times the speed of fp16 at batch {size}; its layers' time by kernel: {longest}"
+            yield f"INT8 is {ratio} times the speed of fp16 at batch {size}; its layers' time by kernel: {longest}"

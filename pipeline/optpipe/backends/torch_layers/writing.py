@@ -114,13 +114,14 @@ class StepWriter:
 
     def replace_patches(self, layer: Layer, name: str) -> None:
         weight, bias = (
-            each.half().to(next(self.program.parameters()).device)
-            for each in (layer.weight, layer.bias)
+            tensor.half().to(next(self.program.parameters()).device)
+            for tensor in (layer.weight, layer.bias)
         )
         rows = weight.flatten(1)
         rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % ALIGNED_HALVES))
         kept = [
-            add_constant(self.program, f"{name}_{at}", each) for at, each in enumerate((rows, bias))
+            add_constant(self.program, f"{name}_{at}", constant)
+            for at, constant in enumerate((rows, bias))
         ]
         new = self.program.graph.call_function(
             _multiply_patches, (find_input(layer.given), *kept, weight.shape[-1])
@@ -190,13 +191,16 @@ class StepWriter:
                 "value": last,
                 "range": (-128 * scale, 127 * scale),
             }
-            new.meta["codes"] = codes, lambda each: each.narrow(axis, 0, outputs).float() * scale
+            new.meta["codes"] = (
+                codes,
+                lambda stored: stored.narrow(axis, 0, outputs).float() * scale,
+            )
             self.written[last] = new
             return
         if layer.parts:
             lasts, sizes = (
-                [each.last for each in layer.parts],
-                [len(each.weight) for each in layer.parts],
+                [part.last for part in layer.parts],
+                [len(part.weight) for part in layer.parts],
             )
             new.meta = {
                 "val": last.meta["val"].new_empty((*last.meta["val"].shape[:-1], sum(sizes)))
@@ -218,11 +222,11 @@ class StepWriter:
     def _pool(self, pool: Any, step: steps.Step, new: Any) -> Any:
         given = read_arguments(pool)
         kernel, stride, padding = (
-            list_sides(given[each]) for each in ("kernel_size", "stride", "padding")
+            list_sides(given[name]) for name in ("kernel_size", "stride", "padding")
         )
         sides = (padding[0], padding[1]) * 2
-        found = steps.MaxPool(step.outputs, (kernel[0], kernel[1]), stride[0], sides, step.half)
-        arguments: Any = (new, None, [], 0.0, 1.0, steps.text_from_step(found), "")
+        pooling = steps.MaxPool(step.outputs, (kernel[0], kernel[1]), stride[0], sides, step.half)
+        arguments: Any = (new, None, [], 0.0, 1.0, steps.text_from_step(pooling), "")
         return self.program.graph.call_function(register_operator(), arguments)
 
     def _read_int8(self, tensor: Any, scale: float, axis: int) -> Any:
@@ -261,12 +265,12 @@ def quantize_tensor(value: Any, inverse_scale: float, axis: int, spare: int) -> 
     """INT8, with `spare` zeros at the end of `axis`."""
     import torch  # a tracer follows this function
 
-    found = (value.float() * inverse_scale).round().clamp(-128, 127).to(torch.int8)
+    codes = (value.float() * inverse_scale).round().clamp(-128, 127).to(torch.int8)
     # as kernels read it: the compiler arranges it while it quantizes
-    found = (
-        found.contiguous()
+    codes = (
+        codes.contiguous()
         if axis < 0 or value.dim() != 4
-        else found.contiguous(memory_format=torch.channels_last)
+        else codes.contiguous(memory_format=torch.channels_last)
     )
     behind = -1 - axis if axis < 0 else value.dim() - 1 - axis
-    return torch.nn.functional.pad(found, (*(0, 0) * behind, 0, spare)) if spare else found
+    return torch.nn.functional.pad(codes, (*(0, 0) * behind, 0, spare)) if spare else codes

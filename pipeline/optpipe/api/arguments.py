@@ -83,7 +83,7 @@ def is_of(value: Any, hint: Any) -> bool:
     if origin is Annotated:
         return is_of(value, inner[0])
     if origin in (Union, UnionType):
-        return any(is_of(value, each) for each in inner)
+        return any(is_of(value, option) for option in inner)
     if origin is Literal:
         return isinstance(value, str) and str(value) in inner
     if hint in (None, NoneType):
@@ -99,11 +99,11 @@ def is_of(value: Any, hint: Any) -> bool:
         return True
     if kind is Mapping:
         return isinstance(value, Mapping) and all(
-            is_of(key, inner[0]) and is_of(each, inner[1]) for key, each in value.items()
+            is_of(key, inner[0]) and is_of(item, inner[1]) for key, item in value.items()
         )
     if kind in LISTS:
         listed = isinstance(value, kind) and not isinstance(value, str | bytes | Mapping)
-        return listed and all(is_of(each, inner[0]) for each in value)
+        return listed and all(is_of(item, inner[0]) for item in value)
     return isinstance(value, kind)
 
 
@@ -111,7 +111,7 @@ def _fit_tuple(values: Sequence[Any], inner: tuple[Any, ...]) -> bool:
     if not inner:
         return True
     if inner[-1] is Ellipsis:
-        return all(is_of(each, inner[0]) for each in values)
+        return all(is_of(item, inner[0]) for item in values)
     return len(values) == len(inner) and all(map(is_of, values, inner))
 
 
@@ -128,7 +128,7 @@ WORDS: dict[Any, tuple[str, str]] = {
 
 def describe_type(hint: Any) -> str:
     """`a string, a path, or a list of strings`; None, which stands for an argument that is not given, is left out."""
-    words = [each for each in dict.fromkeys(_list_words(hint)) if each != "None"] or ["None"]
+    words = [word for word in dict.fromkeys(_list_words(hint)) if word != "None"] or ["None"]
     joined = ", ".join(words[:-1]) + (", or " if len(words) > 2 else " or ")
     return words[0] if len(words) == 1 else joined + words[-1]
 
@@ -136,10 +136,10 @@ def describe_type(hint: Any) -> str:
 def _list_words(hint: Any) -> Iterator[str]:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        for each in inner:
-            yield from _list_words(each)
+        for option in inner:
+            yield from _list_words(option)
     elif origin is Literal:
-        yield from (repr(str(each)) for each in inner)
+        yield from (repr(str(option)) for option in inner)
     else:
         yield _name_type(hint, several=False)
 
@@ -155,7 +155,7 @@ def _name_type(hint: Any, *, several: bool) -> str:
         things = _name_type(inner[0], several=True) if inner else "values"
         return f"lists of {things}" if several else f"a list of {things}"
     if kind is Mapping:
-        pair = " to ".join(_name_several(each) for each in inner)
+        pair = " to ".join(_name_several(part) for part in inner)
         return f"{'mappings' if several else 'a mapping'} of {pair}"
     name = getattr(kind, "__name__", str(kind))
     return name if several else f"a {name}"
@@ -163,7 +163,7 @@ def _name_type(hint: Any, *, several: bool) -> str:
 
 def _name_several(hint: Any) -> str:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return " or ".join(dict.fromkeys(_name_type(each, several=True) for each in parts))
+    return " or ".join(dict.fromkeys(_name_type(part, several=True) for part in parts))
 
 
 def describe_value(value: Any) -> str:

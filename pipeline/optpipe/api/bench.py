@@ -96,12 +96,14 @@ class Bench:
     def _list_cells(self, group: MeasurementGroup) -> dict[str, Any]:
         load, subject = group.load, group.subject
         tries = [
-            each
-            for each in self.record.measurements
-            if each.subject.artifact == subject.artifact and each.load.key == load.key
+            measurement
+            for measurement in self.record.measurements
+            if measurement.subject.artifact == subject.artifact and measurement.load.key == load.key
         ]
         reasons = dict.fromkeys(
-            f"{reason.code}: {reason.message}" for each in tries for reason in each.invalid_reasons
+            f"{reason.code}: {reason.message}"
+            for measurement in tries
+            for reason in measurement.invalid_reasons
         )
         cells: dict[str, Any] = {
             "build": f"{subject.backend} {subject.precision}",
@@ -132,18 +134,18 @@ class Bench:
         """Every query of every process, warm-up included: `build`, `artifact`, `measurement`, `process`, `batch_size`, `valid`,
         `latency_ns`, and the raw columns of the run's Parquet files (times in ns, `phase` 0 for warm-up and 1 for measured)."""
         frames = [
-            read_parquet(Files(self.path), each.samples_file).select(
-                pl.lit(f"{each.subject.backend} {each.subject.precision}").alias("build"),
-                pl.lit(each.subject.artifact).alias("artifact"),
-                pl.lit(each.id).alias("measurement"),
-                pl.lit(each.process).alias("process"),
-                pl.lit(each.load.batch_size).alias("batch_size"),
-                pl.lit(each.is_valid).alias("valid"),
+            read_parquet(Files(self.path), measured.samples_file).select(
+                pl.lit(f"{measured.subject.backend} {measured.subject.precision}").alias("build"),
+                pl.lit(measured.subject.artifact).alias("artifact"),
+                pl.lit(measured.id).alias("measurement"),
+                pl.lit(measured.process).alias("process"),
+                pl.lit(measured.load.batch_size).alias("batch_size"),
+                pl.lit(measured.is_valid).alias("valid"),
                 (pl.col("end_ns") - pl.col("scheduled_ns")).alias("latency_ns"),
                 pl.all(),
             )
-            for each in self.record.measurements
-            if each.samples_file is not None
+            for measured in self.record.measurements
+            if measured.samples_file is not None
         ]
         return pl.concat(frames) if frames else pl.DataFrame()
 
@@ -230,11 +232,13 @@ def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
     _require_known(given)
     for name, value in given.items():
         require_type(name, value, BenchOptions.__annotations__[name])
-    workspace, stored = builds.workspace, [each.stored for each in builds.require_built()]
-    loads = {each.flag.removeprefix("--").replace("-", "_"): each for each in list_fields(LoadSpec)}
+    workspace, stored = builds.workspace, [build.stored for build in builds.require_built()]
+    loads = {
+        option.flag.removeprefix("--").replace("-", "_"): option for option in list_fields(LoadSpec)
+    }
     del loads["batch"], loads["length"]
     with workspace.call(
-        "Builds.bench", builds=[each.entry.id for each in stored], **options
+        "Builds.bench", builds=[artifact.entry.id for artifact in stored], **options
     ) as listener:
         load = {}
         for name in given.keys() & loads.keys():
@@ -324,7 +328,7 @@ def time_build(build: "Build", batch: int | None, seconds: float) -> Times:
         )
     rows = reference_from_file(store.verify_entry(stored.reference).file(REFERENCE)).inputs
     order = np.arange(size) % count_rows(rows)
-    inputs = batch_from_rows(stored.card, {name: each[order] for name, each in rows.items()})
+    inputs = batch_from_rows(stored.card, {name: array[order] for name, array in rows.items()})
     with build.workspace.call("Build.time", build=build.id, batch=size, seconds=seconds):
         with build._lock:
             session = build._open()

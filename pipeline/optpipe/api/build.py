@@ -377,7 +377,9 @@ def find_build(workspace: "Workspace", ident: str, source: "SourceModel | None" 
     store = workspace.store
     entry = store.find(ident, ArtifactInfo)
     checked = [
-        each for each in store.list_entries(VerificationInfo) if entry.id in each.manifest.parents
+        check
+        for check in store.list_entries(VerificationInfo)
+        if entry.id in check.manifest.parents
     ]
     stored = stored_from_entry(entry, store)
     return Build(workspace, stored, checked[-1] if checked else None, source)

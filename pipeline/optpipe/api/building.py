@@ -96,10 +96,10 @@ def _choose(model: "Model", source: "SourceModel", plan: "BuildPlan", listener: 
 
     workspace = model.workspace
     chosen = choose_build(source, plan, "default", workspace.store, listener)
-    builds = [find_build(workspace, each.id, source) for each in chosen.build.artifacts]
+    builds = [find_build(workspace, artifact.id, source) for artifact in chosen.build.artifacts]
     failed = [
-        FailedBuild(each.backend, each.precision, each.reason)
-        for each in (*chosen.build.failed, *chosen.build.skipped)
+        FailedBuild(omitted.backend, omitted.precision, omitted.reason)
+        for omitted in (*chosen.build.failed, *chosen.build.skipped)
     ]
     return Builds(
         workspace,
@@ -127,19 +127,19 @@ def _list_builds(
 ) -> list[Build | FailedBuild]:
     from optpipe.models.artifacts.lookup import stored_from_entry
 
-    found: list[Build | FailedBuild] = [
+    builds: list[Build | FailedBuild] = [
         Build(
             workspace,
-            stored_from_entry(each.entry, workspace.store),
-            each.verification,
+            stored_from_entry(artifact.entry, workspace.store),
+            artifact.verification,
             source,
-            each.required_share,
+            artifact.required_share,
         )
-        for each in built.artifacts
+        for artifact in built.artifacts
     ]
     for omitted in (*built.failed, *built.skipped, *built.replaced):
-        found += [
+        builds += [
             FailedBuild(name.strip(), str(omitted.precision), omitted.reason)
             for name in omitted.backend.split(",")
         ]
-    return found
+    return builds

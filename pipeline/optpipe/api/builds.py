@@ -65,23 +65,23 @@ class Builds(Mapping[str, Build]):
     ) -> None:
         self.workspace, self._model, self._document = workspace, model, speak(document)
         self.warnings = speak(tuple(warnings))
-        names = [_name_precision(each) for each in builds]
+        names = [_name_precision(build) for build in builds]
         self._builds: dict[str, Any] = {}
-        for name, each in zip(names, builds, strict=True):
-            device = getattr(each, "device", "") if isinstance(each, Build) else ""
-            key = name if names.count(name) == 1 else f"{each.backend} {name}"
-            self._builds[key if key not in self._builds else f"{key} {device}".rstrip()] = each
+        for name, build in zip(names, builds, strict=True):
+            device = getattr(build, "device", "") if isinstance(build, Build) else ""
+            key = name if names.count(name) == 1 else f"{build.backend} {name}"
+            self._builds[key if key not in self._builds else f"{key} {device}".rstrip()] = build
 
     def __getitem__(self, name: str) -> Build:
         if name in self._builds:
-            found: Build = self._builds[name]
-            return found
+            named: Build = self._builds[name]
+            return named
         matching = [
-            each
-            for each in self._builds.values()
-            if name in (getattr(each, "backend", ""), _name_precision(each))
+            build
+            for build in self._builds.values()
+            if name in (getattr(build, "backend", ""), _name_precision(build))
         ]
-        able = [each for each in matching if isinstance(each, Build) and each.runs_here]
+        able = [build for build in matching if isinstance(build, Build) and build.runs_here]
         for chosen in (able, matching):
             if len(chosen) == 1:
                 only: Build = chosen[0]
@@ -97,22 +97,22 @@ class Builds(Mapping[str, Build]):
     @property
     def built(self) -> tuple[Build, ...]:
         """The candidates that were built."""
-        return tuple(each for each in self._builds.values() if isinstance(each, Build))
+        return tuple(build for build in self._builds.values() if isinstance(build, Build))
 
     @property
     def failed(self) -> tuple[FailedBuild, ...]:
         """The candidates that were not built, with the reasons."""
-        return tuple(each for each in self._builds.values() if isinstance(each, FailedBuild))
+        return tuple(build for build in self._builds.values() if isinstance(build, FailedBuild))
 
     def require_built(self) -> tuple[Build, ...]:
         """Raises StageError with the reasons if nothing was built, and if a build was removed from the workspace."""
         if not self.built:
             reasons = "; ".join(
-                f"{each.backend} {each.wanted}: {each.reason}" for each in self.failed
+                f"{build.backend} {build.wanted}: {build.reason}" for build in self.failed
             )
             raise StageError(f"nothing was built: {reasons}")
-        for each in self.built:
-            each.require_present()
+        for build in self.built:
+            build.require_present()
         return self.built
 
     def bench(self, **options: "Unpack[BenchOptions]") -> "Bench":
@@ -161,8 +161,8 @@ class Builds(Mapping[str, Build]):
         if self._document is not None:
             return self._document
         rows = [
-            (each.label, each.id, str(each.info.precision_proof.reason), str(each.size))
-            for each in self.built
+            (build.label, build.id, str(build.info.precision_proof.reason), str(build.size))
+            for build in self.built
         ]
         return (make_table(("Build", "ID", "Precision", "Bytes"), rows),)
 
@@ -172,7 +172,7 @@ class Builds(Mapping[str, Build]):
         return text_from_document(self._document_now())
 
     def __repr__(self) -> str:
-        return f"Builds({', '.join(f'{name}: {each!r}' for name, each in self._builds.items())})"
+        return f"Builds({', '.join(f'{name}: {build!r}' for name, build in self._builds.items())})"
 
     def _repr_html_(self) -> str:
         from optpipe.report.notebook import html_from_document
@@ -197,8 +197,8 @@ def builds_from_store(
     from optpipe.models.artifacts.lookup import find_artifacts
 
     precisions = (
-        [] if precision is None else [str(each) for each in precisions_from_text(precision)]
+        [] if precision is None else [str(kind) for kind in precisions_from_text(precision)]
     )
     backends = () if backend is None else choices_from_text(backend, BACKENDS, "backend")
     stored = find_artifacts(model, workspace.store, precisions, backends, device)
-    return Builds(workspace, [find_build(workspace, each.entry.id) for each in stored])
+    return Builds(workspace, [find_build(workspace, artifact.entry.id) for artifact in stored])

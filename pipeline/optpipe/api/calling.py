@@ -17,7 +17,7 @@ class CallContract:
 
     def __init__(self, card: ModelCard) -> None:
         self._card = card
-        self._names = [each.name for each in card.inputs]
+        self._names = [spec.name for spec in card.inputs]
         self._fitting: dict[Any, tuple[Any]] = {}
         """The device, by the types and shapes of inputs that fitted."""
 
@@ -30,8 +30,8 @@ class CallContract:
             known = self._find_known(inputs)[1]
             if known is not None:
                 return dict(zip(self._names, inputs, strict=True)), known[0]
-        found = name_inputs(self._card, inputs, named)
-        given = {name: found[name] for name in self._names}
+        arrays = name_inputs(self._card, inputs, named)
+        given = {name: arrays[name] for name in self._names}
         signature, known = self._find_known(given.values())
         if known is not None:
             return given, known[0]
@@ -60,7 +60,7 @@ class CallContract:
 def name_inputs(card: ModelCard, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs by name, from positions, keywords, or one mapping. Raises BadInputError for a name that is missing, unknown, or
     given twice."""
-    names = [each.name for each in card.inputs]
+    names = [spec.name for spec in card.inputs]
     positional = list(given)
     if len(positional) == 1 and isinstance(positional[0], Mapping) and not named:
         named = positional.pop()
@@ -68,17 +68,17 @@ def name_inputs(card: ModelCard, given: Sequence[Any], named: Mapping[str, Any])
         raise BadInputError(
             f"{len(positional)} inputs are given, and {card.name} takes {', '.join(names)}"
         )
-    found = dict(zip(names, positional, strict=False))
+    arrays = dict(zip(names, positional, strict=False))
     for name, value in named.items():
-        if name in found or name not in names:
-            what = "is given twice" if name in found else "is unknown"
+        if name in arrays or name not in names:
+            what = "is given twice" if name in arrays else "is unknown"
             raise BadInputError(f"input '{name}' {what}; {card.name} takes {', '.join(names)}")
-        found[name] = value
-    if missing := [name for name in names if name not in found]:
+        arrays[name] = value
+    if missing := [name for name in names if name not in arrays]:
         raise BadInputError(
             f"input '{missing[0]}' is missing; {card.name} takes {', '.join(names)}"
         )
-    return found
+    return arrays
 
 
 def require_fitting(card: ModelCard, inputs: Mapping[str, Any]) -> None:
@@ -121,8 +121,8 @@ def find_device(inputs: Mapping[str, Any]) -> Any:
     kinds = {
         name: value.device if hasattr(value, "detach") else None for name, value in inputs.items()
     }
-    if len({str(each) for each in kinds.values()}) > 1:
-        shown = ", ".join(f"'{name}' {each or 'a NumPy array'}" for name, each in kinds.items())
+    if len({str(device) for device in kinds.values()}) > 1:
+        shown = ", ".join(f"'{name}' {device or 'a NumPy array'}" for name, device in kinds.items())
         raise BadInputError(f"the inputs are in different places: {shown}\nmove them together")
     return next(iter(kinds.values()))
 
@@ -164,14 +164,15 @@ def pack_outputs(
     """One output as itself, several as a named tuple; names that Python does not allow become `features_0` or `_0`."""
     if as_tensors and len(specs) == 1 and torch.is_tensor(only := outputs[specs[0].name]):
         return only
-    values = [outputs[each.name] for each in specs]
+    values = [outputs[spec.name] for spec in specs]
     if as_tensors:
         values = [
-            each if torch.is_tensor(each) else torch.from_numpy(np.array(each)) for each in values
+            array if torch.is_tensor(array) else torch.from_numpy(np.array(array))
+            for array in values
         ]
     if len(values) == 1:
         return values[0]
-    return make_tuple_type(tuple(each.name for each in specs))(*values)
+    return make_tuple_type(tuple(spec.name for spec in specs))(*values)
 
 
 _TYPES: dict[tuple[str, ...], Any] = {}

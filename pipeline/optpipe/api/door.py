@@ -35,9 +35,7 @@ def enter(
     Yields a listener that passes warnings on, worded for Python, to `listener`, which is shown while the block runs. Raises errors
     of optpipe worded for Python.
     """
-    origin = (
-        f"{call}({','.join(_show(*each) for each in arguments.items() if each[1] is not None)})"
-    )
+    origin = f"{call}({','.join(_show(*argument) for argument in arguments.items() if argument[1] is not None)})"
     with ExitStack() as stack:
         stack.enter_context(_TURN)
         stack.enter_context(suggest_for(store.workspace))
@@ -124,16 +122,16 @@ def _speak(value: Any) -> Any:
     if isinstance(value, str):
         return word_for_python(value)
     if isinstance(value, tuple | list):
-        spoken = [_speak(each) for each in value]
+        spoken = [_speak(item) for item in value]
         if all(new is old for new, old in zip(spoken, value, strict=True)):
             return value
         return type(value)(spoken)
     if isinstance(value, Mapping):
-        return {key: _speak(each) for key, each in value.items()}
+        return {key: _speak(item) for key, item in value.items()}
     if isinstance(value, type) or not (is_dataclass(value) or isinstance(value, msgspec.Struct)):
         return value
     changes = {}
-    for name in (each.name for each in _list_fields(value)):
+    for name in (member.name for member in _list_fields(value)):
         old = getattr(value, name)
         if (new := _speak(old)) is not old:
             changes[name] = new

@@ -51,7 +51,7 @@ class Evaluation:
     def artifacts(self) -> tuple[str, ...]:
         """IDs of the builds that were scored."""
         return tuple(
-            each.artifact for each in self.record.results if each.artifact and not each.why_not
+            row.artifact for row in self.record.results if row.artifact and not row.why_not
         )
 
     def frame(self) -> "pl.DataFrame":
@@ -60,25 +60,32 @@ class Evaluation:
         nothing was scored.
         """
         rows = []
-        for each in self.record.results:
-            build = "source" if each.artifact is None else f"{each.backend} {each.precision}"
-            common = {"build": build, "artifact": each.artifact, "samples": each.samples}
+        for row in self.record.results:
+            build = "source" if row.artifact is None else f"{row.backend} {row.precision}"
+            common = {"build": build, "artifact": row.artifact, "samples": row.samples}
             end = {
-                "verdict": each.verdict and str(each.verdict),
-                "why_not": each.why_not or _explain_no_scores(self.record),
+                "verdict": row.verdict and str(row.verdict),
+                "why_not": row.why_not or _explain_no_scores(self.record),
             }
-            scores = [] if each.scores is None else list(each.scores.scores)
+            scores = [] if row.scores is None else list(row.scores.scores)
             figures: list[Any] = [
-                (self._name_score(one.name), one.value, one.ci, one.drop, one.drop_ci)
-                for one in scores
+                (self._name_score(score.name), score.value, score.ci, score.drop, score.drop_ci)
+                for score in scores
             ]
-            if each.accuracy is not None:
-                own = each.accuracy
+            if row.accuracy is not None:
+                own = row.accuracy
                 figures.append(("top1", own.top1, own.top1_ci, own.drop, own.drop_ci))
             nothing = (None, None)
             figures += [
-                (name, one.value, one.ci or nothing, one.drop, one.drop_ci or nothing, one.why_not)
-                for name, one in each.sampled.items()
+                (
+                    name,
+                    score.value,
+                    score.ci or nothing,
+                    score.drop,
+                    score.drop_ci or nothing,
+                    score.why_not,
+                )
+                for name, score in row.sampled.items()
             ]
             for name, value, ci, drop, drop_ci, *withheld in figures or [
                 (None, None, nothing, None, nothing)
@@ -151,10 +158,10 @@ def evaluate_builds(
     samples = resolve_data_argument(data)
     with workspace.call(
         "Builds.evaluate",
-        builds=[each.id for each in built],
+        builds=[build.id for build in built],
         data=samples and (samples.path or samples.sha256[:12]),
         metric=metric and metric.name,
-        scores=[each.name for each in own] or None,
+        scores=[metric.name for metric in own] or None,
     ) as listener:
         model = find_source(built[0])
         card = built[0].card
@@ -177,8 +184,8 @@ def evaluate_builds(
                 data=path,
                 budget=budget,
                 task=task,
-                only=[each.stored.entry for each in built],
-                scores=[make_sampled_score(each, card) for each in own],
+                only=[build.stored.entry for build in built],
+                scores=[make_sampled_score(metric, card) for metric in own],
                 truncate=truncate,
             ),
             workspace.store,
@@ -195,20 +202,20 @@ def read_scores(scores: Any) -> "list[SampleScore | Metric]":
     if isinstance(scores, SampleScore | Metric | str | bytes) or not isinstance(scores, Iterable):
         raise BadInputError(f"scores={scores!r}: expected a list of scores, such as [Top3()]")
     own = list(scores)
-    for each in own:
-        if isinstance(each, type) and issubclass(each, SampleScore):
+    for score in own:
+        if isinstance(score, type) and issubclass(score, SampleScore):
             raise BadInputError(
-                f"scores: {each.__name__} is a class\ngive an instance: {each.__name__}()"
+                f"scores: {score.__name__} is a class\ngive an instance: {score.__name__}()"
             )
-        if isinstance(each, SampleScore):
-            require_score(each)
-        elif not isinstance(each, Metric):
+        if isinstance(score, SampleScore):
+            require_score(score)
+        elif not isinstance(score, Metric):
             raise BadInputError(
-                f"scores: a {type(each).__name__} is not a score\ngive instances of a subclass of SampleScore, or a Metric"
+                f"scores: a {type(score).__name__} is not a score\ngive instances of a subclass of SampleScore, or a Metric"
             )
-        elif not is_score_name(each.name):
+        elif not is_score_name(score.name):
             raise BadInputError(
-                f"scores: {each.name!r} cannot name a score\ngive it a name of lowercase letters, digits, - and _ that optpipe does "
+                f"scores: {score.name!r} cannot name a score\ngive it a name of lowercase letters, digits, - and _ that optpipe does "
                 'not use: Metric(..., name="word-error")'
             )
     return own
@@ -230,7 +237,7 @@ def make_sampled_score(score: "SampleScore | Metric", card: ModelCard) -> "Sampl
 
 def make_packer(card: ModelCard) -> Any:
     """Makes the outputs of one sample, by name, into what a callable takes."""
-    names = tuple(each.name for each in card.outputs)
+    names = tuple(spec.name for spec in card.outputs)
 
     def pack(own: Any) -> Any:
         values = [own[name] for name in names]
@@ -241,11 +248,11 @@ def make_packer(card: ModelCard) -> Any:
 
 def _report_failures(record: "EvaluationRecord", listener: Listener) -> None:
     """Warns about each build that could not run, and if nothing is scored. Raises StageError if no build could run."""
-    builds = [each for each in record.results if each.artifact is not None]
+    builds = [row for row in record.results if row.artifact is not None]
     failures = [
-        f"{each.backend} {each.precision} ({each.artifact}) was not scored: " + (each.why_not or "")
-        for each in builds
-        if each.failed
+        f"{row.backend} {row.precision} ({row.artifact}) was not scored: " + (row.why_not or "")
+        for row in builds
+        if row.failed
     ]
     if len(failures) == len(builds):
         raise StageError("; ".join(failures))

@@ -139,9 +139,9 @@ def history(
     from optpipe.signoff.history import collect_history
 
     known = resolve_workspace(workspace)
-    stores = [known.store, *(Workspace(each).store for each in more)]
+    stores = [known.store, *(Workspace(folder).store for folder in more)]
     with known.call("history", model=model) as listener:
-        found = collect_history(
+        record = collect_history(
             model,
             stores,
             listener,
@@ -149,4 +149,4 @@ def history(
             since=None if since is None else since_from_text(since),
             length=length,
         )
-    return History(found)
+    return History(record)

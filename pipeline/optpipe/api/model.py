@@ -132,7 +132,7 @@ class Model:
 
     def __repr__(self) -> str:
         inputs = ", ".join(
-            f"{each.name} {each.dtype} {each.format_profile()}" for each in self.card.inputs
+            f"{spec.name} {spec.dtype} {spec.format_profile()}" for spec in self.card.inputs
         )
         return f"Model({self.name!r}, {inputs})"
 
@@ -208,7 +208,7 @@ def _read_batch(batch: Batch | None) -> tuple[int, int, int] | None:
 
 def _read_range(value: ShapeRange) -> tuple[Shape, Shape, Shape]:
     several: Any = value if value and isinstance(value[0], tuple | list) else (value,) * 3
-    low, usual, high = (tuple(int(size) for size in each) for each in several)
+    low, usual, high = (tuple(int(size) for size in shape) for shape in several)
     return low, usual, high
 
 
@@ -268,9 +268,9 @@ def _model_from_module(
     named = _read_example(module, example, find_own_type(module))
     places = find_devices(module)
     apart = {
-        key: str(each.device)
-        for key, each in named.items()
-        if places and str(each.device) != places[0]
+        key: str(tensor.device)
+        for key, tensor in named.items()
+        if places and str(tensor.device) != places[0]
     }
     if apart:
         key, where = next(iter(apart.items()))
@@ -285,7 +285,7 @@ def _model_from_module(
     if not called.replace("-", "").replace(".", "").replace("_", "").isalnum():
         raise BadInputError(f"name {called!r}: expected letters, digits, and any of - . _")
     inputs = _specs_from_example(named, axes, batch or DEFAULT_BATCH_PROFILE)
-    kinds = [str(each) for each in Task]
+    kinds = [str(task) for task in Task]
     if task is not None and task not in kinds:
         raise BadInputError(f"task {task!r}: choose from {', '.join(kinds)}")
     card = ModelCard(
@@ -300,9 +300,9 @@ def _read_example(module: Any, example: Any, own_type: str | None) -> dict[str, 
     from optpipe.models.sources.in_memory import name_arguments
 
     if isinstance(example, Mapping):
-        arguments = {str(key): each for key, each in example.items()}
+        arguments = {str(key): value for key, value in example.items()}
         parameters = inspect.signature(module.forward).parameters
-        free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         if unknown := [key for key in arguments if key not in parameters and not free]:
             raise BadInputError(
                 f"example: forward has no argument '{unknown[0]}'; it has {', '.join(parameters)}"
@@ -311,26 +311,26 @@ def _read_example(module: Any, example: Any, own_type: str | None) -> dict[str, 
         values = tuple(example) if isinstance(example, tuple | list) else (example,)
         _require_arguments(module, len(values))
         arguments = dict(zip(name_arguments(module, len(values)), values, strict=True))
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, value in arguments.items():
         for place, part in _walk_example(name, value):
-            found[place] = _tensor_from(place, part, own_type)
-    if not found:
+            tensors[place] = _tensor_from(place, part, own_type)
+    if not tensors:
         raise BadInputError(
             "the example is empty\ngive a tensor or array for each argument of forward"
         )
-    return found
+    return tensors
 
 
 def _require_arguments(module: Any, count: int) -> None:
     """Raises BadInputError if `count` inputs by position are more than forward takes."""
     parameters = inspect.signature(module.forward).parameters.values()
-    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return
     taken = [
-        each.name
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if count > len(taken):
         raise BadInputError(
@@ -384,7 +384,7 @@ def _specs_from_example(
 ) -> tuple[InputSpec, ...]:
     """Raises BadInputError for a batch axis that the example does not have, and for batch sizes that differ."""
     sizes: dict[str, int] = {}
-    found = []
+    specs = []
     for name, tensor in named.items():
         shape = tuple(tensor.shape)
         axis = axes.get(name, 0) if shape else None
@@ -397,11 +397,11 @@ def _specs_from_example(
         spec = InputSpec(
             name, str(tensor.dtype).removeprefix("torch."), shape, shape, shape, batch=axis
         )
-        found.append(spec.with_batch(*batch))
+        specs.append(spec.with_batch(*batch))
     if len(set(sizes.values())) > 1:
         shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise BadInputError(
             f"the example's inputs have different batch sizes on their batch axes: {shown}\n"
             "name the batch axis of each in axes=, or None for an input that all samples share"
         )
-    return tuple(found)
+    return tuple(specs)

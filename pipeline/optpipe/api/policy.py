@@ -110,7 +110,7 @@ class Policy:
         return hash(self.sha256)
 
     def __repr__(self) -> str:
-        limits = ", ".join(f"{each.name} {each.limit}" for each in self.criteria)
+        limits = ", ".join(f"{criterion.name} {criterion.limit}" for criterion in self.criteria)
         return f"Policy({self.name!r}, {limits})"
 
 
@@ -132,9 +132,9 @@ def render_toml(document: Mapping[str, Any]) -> str:
     """The canonical text of a policy: `schema = 1`, keys and tables in alphabetical order, one key a line."""
     plain = {"schema": 1} | {key: value for key, value in document.items() if not _is_table(value)}
     lines = [f"{_show_key(key)} = {_show(value, key)}" for key, value in sorted(plain.items())]
-    for name, value in sorted((key, each) for key, each in document.items() if _is_table(each)):
+    for name, value in sorted((key, value) for key, value in document.items() if _is_table(value)):
         several = isinstance(value, list | tuple)
-        texts = ["\n".join(_render_table(each, name)) for each in (value if several else [value])]
+        texts = ["\n".join(_render_table(table, name)) for table in (value if several else [value])]
         head = f"[[{name}]]" if several and len(texts) > 1 else f"[{name}]"
         lines += [f"\n{head}\n{text}" for text in sorted(texts)]
     return "\n".join(lines) + "\n"
@@ -142,7 +142,7 @@ def render_toml(document: Mapping[str, Any]) -> str:
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) or (
-        isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+        isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)
     )
 
 
@@ -173,9 +173,9 @@ def _show(value: Any, where: str) -> str:
             else str(int(value))
         )
     if isinstance(value, list | tuple) and _is_table(value):
-        return f"[{', '.join(_show(each, where) for each in value)}]"
+        return f"[{', '.join(_show(item, where) for item in value)}]"
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_show_key(key)} = {_show(each, where)}" for key, each in _sort(value))
+        inner = ", ".join(f"{_show_key(key)} = {_show(item, where)}" for key, item in _sort(value))
         return f"{{ {inner} }}" if inner else "{}"
     raise BadInputError(
         f"Policy: {where}={value!r} is a {type(value).__name__}\ngive a number, or a string with its unit, such as '10 ms'"

@@ -65,14 +65,14 @@ class NotebookBar(Listener):
 
     def warn(self, message: str) -> None:
         super().warn(message)
-        self.draw(" · ".join(each.name for each in self._running))
+        self.draw(" · ".join(step.name for step in self._running))
 
     def draw(self, text: str | None = None) -> None:
         """Draws at once with a `text`, otherwise at most every REDRAW_S."""
         if text is None:
             if self._handle is not None and monotonic() - self._drawn < REDRAW_S:
                 return
-            text = " · ".join(each.name for each in self._running)
+            text = " · ".join(step.name for step in self._running)
         self._drawn = monotonic()
         last = self._running[-1] if self._running else None
         bar = (
@@ -80,9 +80,9 @@ class NotebookBar(Listener):
             if last is None or not last.total
             else f'<progress max="{last.total}" value="{last.done}"></progress> '
         )
-        warnings = [f"warning: {each}" for each in self.warnings]
+        warnings = [f"warning: {warning}" for warning in self.warnings]
         warned = "".join(
-            f"<div>{html.escape(each).replace(chr(10), '<br>')}</div>" for each in warnings
+            f"<div>{html.escape(warning).replace(chr(10), '<br>')}</div>" for warning in warnings
         )
         shown = _Drawing(
             f"<div>{bar}<small>{html.escape(text)}</small></div>{warned}",

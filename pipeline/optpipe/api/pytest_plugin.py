@@ -113,9 +113,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             if getattr(report, "when", "") != "call":
                 continue
-            found = dict(getattr(report, "user_properties", ()))
-            if "optpipe_dossier" in found:
-                rows.append((found["optpipe_verdict"], report.nodeid, found["optpipe_dossier"]))
+            properties = dict(getattr(report, "user_properties", ()))
+            if "optpipe_dossier" in properties:
+                rows.append(
+                    (properties["optpipe_verdict"], report.nodeid, properties["optpipe_dossier"])
+                )
     if rows:
         terminalreporter.section("optpipe")
         for verdict, test, dossier in rows:

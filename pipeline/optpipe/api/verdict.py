@@ -60,9 +60,13 @@ class Verdict:
     @property
     def reasons(self) -> tuple[str, ...]:
         """A line for each criterion that is not met or not decided, those that decide the verdict first."""
-        worst = [each for each in self.record.counted if each.verdict is not Outcome.PASS]
-        worst.sort(key=lambda each: each.verdict is not self.record.verdict)
-        return tuple(f"{each.name} {each.verdict}: " + each.reason for each in worst)
+        worst = [
+            criterion for criterion in self.record.counted if criterion.verdict is not Outcome.PASS
+        ]
+        worst.sort(key=lambda criterion: criterion.verdict is not self.record.verdict)
+        return tuple(
+            f"{criterion.name} {criterion.verdict}: " + criterion.reason for criterion in worst
+        )
 
     def require_pass(self) -> "Verdict":
         """Returns itself. Raises GateError for FAIL, InconclusiveError for INCONCLUSIVE, each with the reasons."""
@@ -278,7 +282,7 @@ def sign_off_build(
             rules.parsed(),
             build.id,
             dict(waive),
-            scores=frozenset(each.name for each in own),
+            scores=frozenset(metric.name for metric in own),
         )
         target = None if output is None else Path(output)
         build.require_present()
@@ -314,7 +318,7 @@ def _require_scores(policy: Policy, own: "Sequence[SampleScore | Metric]") -> No
     """Raises BadInputError for a limit on a score that the coming evaluation will not have."""
     from optpipe.core.metrics.sampled import PLUGIN_SCORES
 
-    known = {*(each.name for each in own), *PLUGIN_SCORES}
+    known = {*(metric.name for metric in own), *PLUGIN_SCORES}
     for criterion in policy.criteria:
         if criterion.sampled_score not in (None, *known):
             raise BadInputError(
@@ -327,7 +331,7 @@ def _choose_model_text(build: "Build", policy: Policy, store: "Store") -> str:
     from optpipe.models.artifacts.builds_by_name import find_builds
 
     asked = policy.parsed().model
-    if asked is not None and build.id in {each.id for each in find_builds(asked, store)}:
+    if asked is not None and build.id in {match.id for match in find_builds(asked, store)}:
         return asked
     return build.info.model
 
@@ -343,7 +347,7 @@ def _require_accuracy(
         raise BadInputError(
             f"evaluation {evaluation.run} did not score {build.label} ({build.id})\nevaluate this build: build.evaluate(data)"
         )
-    limited = [each.name for each in policy.criteria if each.is_of(ACCURACY)]
+    limited = [criterion.name for criterion in policy.criteria if criterion.is_of(ACCURACY)]
     if not limited or evaluation is not None or given or "validation" in build.card.data:
         return
     runs = list_runs(store.workspace, "evaluate")

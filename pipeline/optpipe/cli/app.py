@@ -293,10 +293,10 @@ def _make(name: str, where: Verb) -> "Command":
         kind = choose_command_class(command)
         alone.command(name, cls=kind, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
         made = typer.main.get_command(alone)
-        for each in made.params:
-            vars(each)["display_type_rich"] = partial(_show_type, each)
+        for parameter in made.params:
+            vars(parameter)["display_type_rich"] = partial(_show_type, parameter)
         return made
-    below = LazyCommands({each: partial(_make, each, path) for each, path in where.items()})
+    below = LazyCommands({name: partial(_make, name, path) for name, path in where.items()})
     options: Mapping[str, Any] = {"name": name, "commands": below, "rich_markup_mode": None}
     if name == "store":
         return TyperGroup(help="List, show, remove, and merge stored builds and runs.", **options)

@@ -148,7 +148,7 @@ def bench(
 
     models = model or []
     if how.resume is not None:
-        words = [f"MODEL {each}" for each in models]
+        words = [f"MODEL {model}" for model in models]
         _require_alone(
             "--resume RUN_DIR", how, {"resume"}, load, *words, *params.list_words(targets)
         )
@@ -207,7 +207,7 @@ def bench(
         tuple(artifact for group in groups for artifact in group), plan, store, terminal
     )
     for why in sorted(
-        {each.energy_why_not or "" for each in record.measurements} if how.energy else ()
+        {measured.energy_why_not or "" for measured in record.measurements} if how.energy else ()
     ):
         if why:
             terminal.warn(f"--energy: not measured: {why}")
@@ -237,7 +237,7 @@ def _require_alone(
 ) -> None:
     """Raises BadInputError for options that `flag` does not allow; those of `how` named in `beside` are allowed."""
     given = [*words, *params.list_words(how, *beside)]
-    given += [each.flag for each in params.list_fields(LoadSpec) if each.name in load]
+    given += [option.flag for option in params.list_fields(LoadSpec) if option.name in load]
     if given:
         raise BadInputError(f"{flag} cannot be combined with {' '.join(given)}")
 
@@ -304,9 +304,9 @@ def find_pair(
         )
         if len(others) > 1 and (targets.precision or targets.backend):
             (others,) = find_bench_targets([against], targets, store, listener)
-    for text, found in ((model, named), (f"--against {against}", others)):
-        if len(found) > 1:
-            labels = ", ".join(f"{each.entry.id} {each.label}" for each in found)
+    for text, matches in ((model, named), (f"--against {against}", others)):
+        if len(matches) > 1:
+            labels = ", ".join(f"{build.entry.id} {build.label}" for build in matches)
             raise BadInputError(f"{text} matches {labels}\nspecify one of these IDs")
     baseline, contender = others[0], named[0]
     if contender.model.id == baseline.model.id:
@@ -333,7 +333,7 @@ def _bench_from_images(
     size = how.batch[0] if how.batch else None
     seconds, options = load.get("min_seconds", 3.0), parse_options(targets.option)
     groups = find_bench_targets(models, targets, store, terminal)
-    artifacts = [each for group in groups for each in group]
+    artifacts = [build for group in groups for build in group]
     record = bench_end_to_end(
         artifacts,
         how.from_images,
@@ -431,7 +431,7 @@ def compare(
     if output is not None:
         require_writable_folder(output, "output")
     with terminal.step("compare"):
-        found, measured, of_runs = compare_workspace(
+        compared, measured, of_runs = compare_workspace(
             store,
             names=runs or (),
             model=model,
@@ -440,11 +440,11 @@ def compare(
             slo=limit,
             across=across,
         )
-    comparison = sort_by_goal(found, goal) if goal else found
+    comparison = sort_by_goal(compared, goal) if goal else compared
     written: list[str] = []
     if output is not None:
         with terminal.step("write the reports"):
-            written = [str(path) for path in write_comparison(found, measured, of_runs, output)]
+            written = [str(path) for path in write_comparison(compared, measured, of_runs, output)]
             frame = frame_from_comparison(comparison)
             write_bytes(output / "comparison.csv", frame.write_csv().encode())
             write_parquet(output / "comparison.parquet", frame)
@@ -472,9 +472,9 @@ def _show_history(
 
     if output is not None:
         require_writable_folder(output, "output")
-    found = collect_history(
+    history = collect_history(
         model,
-        [store, *(Store(Path(each)) for each in more)],
+        [store, *(Store(Path(folder)) for folder in more)],
         terminal,
         across=across,
         since=None if since is None else since_from_text(since),
@@ -482,5 +482,5 @@ def _show_history(
     )
     if output is not None:
         with terminal.step("write the reports"):
-            found = write_history(found, output)
-    return Outcome(found, document_from_history, found.choose_status(fail_on))
+            history = write_history(history, output)
+    return Outcome(history, document_from_history, history.choose_status(fail_on))

@@ -56,28 +56,28 @@ def _read_signature(
         if parameter.name in SHARED:
             continue
         hint = hints[parameter.name]
-        marks = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, type)]
-        if found := list_annotated_fields(parameter.name, hint, parameter.default):
-            records[parameter.name], single[parameter.name] = (None, False), found
+        marks = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, type)]
+        if annotated := list_annotated_fields(parameter.name, hint, parameter.default):
+            records[parameter.name], single[parameter.name] = (None, False), annotated
         elif marks or (isinstance(hint, type) and _list_fields_of(hint)):
             records[parameter.name] = (marks[0] if marks else hint, bool(marks))
         else:
             own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
-    taken = {f"--{each.name.replace('_', '-')}" for each in own} | {
-        each.flag for (each,) in single.values()
+    taken = {f"--{parameter.name.replace('_', '-')}" for parameter in own} | {
+        field.flag for (field,) in single.values()
     }
     whole = {
-        each.flag
+        field.flag
         for kind, partial in records.values()
         if not partial
-        for each in _list_fields_of(kind)
+        for field in _list_fields_of(kind)
     }
     fields = {
         name: single.get(name)
         or tuple(
-            each
-            for each in _list_fields_of(kind)
-            if each.flag not in (taken | whole if partial else taken)
+            field
+            for field in _list_fields_of(kind)
+            if field.flag not in (taken | whole if partial else taken)
         )
         for name, (kind, partial) in records.items()
     }
@@ -91,15 +91,15 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     options with one flag, that of the command precedes that of a whole record, and both precede that of a mapping.
     """
     own, records, fields = _read_signature(command)
-    flat = {each.name: each for each in own}
+    flat = {parameter.name: parameter for parameter in own}
     for name, (_, partial) in records.items():
         flat |= {
-            each.name: _make_parameter(each, partial=partial)
-            for each in fields[name]
-            if not each.param.setting
+            field.name: _make_parameter(field, partial=partial)
+            for field in fields[name]
+            if not field.param.setting
         }
-    if settings := [each for some in fields.values() for each in some if each.param.setting]:
-        names = ", ".join(dict.fromkeys(each.flag[2:] for each in settings))
+    if settings := [field for some in fields.values() for field in some if field.param.setting]:
+        names = ", ".join(dict.fromkeys(field.flag[2:] for field in settings))
         option = typer.Option(
             "--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}."
         )
@@ -125,7 +125,7 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
             use_workspace(None)
 
     run.__signature__ = Signature(list(flat.values()))  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in flat.values()}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat.values()}
     return run
 
 
@@ -166,14 +166,18 @@ def _add_warnings(outcome: Outcome, warnings: Sequence[str]) -> Outcome:
 def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of `command` from Typer's values. Raises BadInputError for a value that cannot be read."""
     own, records, fields = _read_signature(command)
-    arguments = {each.name: given[each.name] for each in own}
-    known = (each for some in fields.values() for each in some if each.param.setting)
+    arguments = {parameter.name: given[parameter.name] for parameter in own}
+    known = (field for some in fields.values() for field in some if field.param.setting)
     settings = settings_from_texts(given.get("set") or (), known)
     for name, (kind, partial) in records.items():
         values = {
-            each.name: _read(each, given[each.name]) for each in fields[name] if each.name in given
+            field.name: _read(field, given[field.name])
+            for field in fields[name]
+            if field.name in given
         }
-        values |= {each.name: settings[each.name] for each in fields[name] if each.name in settings}
+        values |= {
+            field.name: settings[field.name] for field in fields[name] if field.name in settings
+        }
         if kind is None:
             arguments |= values
         else:

@@ -123,12 +123,12 @@ def model_from_options(
         raise BadInputError("each input may be given once", argument=Argument("shape"))
     weights = weights_from_text(given.weights)
     batch = batch_range_from_text(given.batch) if given.batch is not None else None
-    found = model_from_text(model, store, weights=weights, batch=batch, shapes=shapes)
-    if terminal is None or found.exported is None:
-        return found
-    if (why := explain_changed_model(found.exported, model)) is not None:
+    source = model_from_text(model, store, weights=weights, batch=batch, shapes=shapes)
+    if terminal is None or source.exported is None:
+        return source
+    if (why := explain_changed_model(source.exported, model)) is not None:
         terminal.warn(why)
-    return found
+    return source
 
 
 def build_plan_from_options(

@@ -96,7 +96,7 @@ def profile(
         raise BadInputError(
             "specify exactly one of MODEL (record), -- COMMAND (record a program), and --trace FILE (analyze)"
         )
-    given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
+    given = [word for record in (targets, shapes, ranges, capture) for word in list_words(record)]
     if trace is not None and given:
         raise BadInputError(
             f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range, --against, --output, and --json"
@@ -112,7 +112,7 @@ def profile(
         profile = profile_recording(trace, range, terminal, other, output)
         return Outcome(profile, document_from_profile)
     if program is not None:
-        own = [word for each in (targets, shapes, ranges) for word in list_words(each)]
+        own = [word for record in (targets, shapes, ranges) for word in list_words(record)]
         return _profile_program(
             program, own, range, capture, duration, other, output, workers, store, terminal
         )
@@ -127,9 +127,9 @@ def profile(
         backend=targets.backend,
         capture=capture,
     )
-    found = profile_named_model(request, store, terminal, against=other, output=output)
+    stages = profile_named_model(request, store, terminal, against=other, output=output)
     return Outcome(
-        found, document_from_stages, ExitStatus.STAGE_FAILED if found.failed else ExitStatus.DONE
+        stages, document_from_stages, ExitStatus.STAGE_FAILED if stages.failed else ExitStatus.DONE
     )
 
 
@@ -155,10 +155,10 @@ def _profile_program(
     if given or capture != usual:
         words = " ".join([*given, *list_words(replace(capture, record=None, kernels=0))])
         raise BadInputError(f"{words}: valid only with MODEL")
-    found = profile_program(
+    stages = profile_program(
         program, capture, range_name, duration_s, store, terminal, against, output, workers or ()
     )
-    ended_well = found.program is not None and has_ended_well(found.program, duration_s)
+    ended_well = stages.program is not None and has_ended_well(stages.program, duration_s)
     return Outcome(
-        found, document_from_stages, ExitStatus.DONE if ended_well else ExitStatus.STAGE_FAILED
+        stages, document_from_stages, ExitStatus.DONE if ended_well else ExitStatus.STAGE_FAILED
     )

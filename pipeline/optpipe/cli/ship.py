@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def _load_from_text(text: str, flag: str) -> tuple[int, float]:
     number, _, rate = text.partition("@")
     with suppress(ValueError):
-        found = int(number), float(rate.removesuffix("/s"))
-        if found[0] >= 1 and 0 < found[1] <= MAX_RATE:
-            return found
+        load = int(number), float(rate.removesuffix("/s"))
+        if load[0] >= 1 and 0 < load[1] <= MAX_RATE:
+            return load
     raise BadInputError(
         f"{flag} {text}: expected NUMBER@RATE, such as 700@20 for 700 requests at 20 per second"
     )
@@ -238,7 +238,7 @@ def sweep(
     full = resolve_models(full, store, local=how.on is None)
     every = cells_from_matrix(full, list_kinds(slots))
     warn_of_unused_options(
-        list_option_keys(full), {each.recipe.backend for each in every}, "built", terminal
+        list_option_keys(full), {cell.recipe.backend for cell in every}, "built", terminal
     )
     cells = add_contents(select_shard(every, shard), terminal)
     # Ray prints the log of a failed node; the table already has the result of its jobs

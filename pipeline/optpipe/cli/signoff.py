@@ -379,8 +379,9 @@ def verify(
         if attestations is not None and public_key is not None:
             from optpipe.deploy.attestation import find_attestation_problems
 
-            found = tuple(find_attestation_problems(attestations, checked, public_key))
-            problems, sealed = (*checked.problems, *found), checked.as_sealed and not found
+            unattested = tuple(find_attestation_problems(attestations, checked, public_key))
+            problems = (*checked.problems, *unattested)
+            sealed = checked.as_sealed and not unattested
             checked = replace(
                 checked, problems=problems, as_sealed=sealed
             )  # a wrong signature is a changed byte
@@ -397,7 +398,7 @@ def verify(
             model_from_options, checked.require_intact()[1].model, ModelOptions(), store
         )
         audited = tuple(audit_dossier(checked, int(count), seed, source, store, terminal))
-        status = combine_verdicts(one.verdict for one in audited).exit_status
+        status = combine_verdicts(audit.verdict for audit in audited).exit_status
     record = VerificationRecord(
         dossier=str(dossier),
         intact=verdict is not None,
@@ -451,26 +452,26 @@ def approve(
     from optpipe.signoff.verify import require_pass, verify_dossier
     from optpipe.workspace.seal import approve_folder, require_key, store_baseline
 
-    if len({each is None for each in (by, role, sign)}) > 1:
+    if len({given is None for given in (by, role, sign)}) > 1:
         raise BadInputError("--by NAME, --role ROLE, and --sign KEY belong together")
     if sign is not None:
         require_key(sign)
     with terminal.step("verify"):
         checked = verify_dossier(dossier)
-    _, found, _ = checked.require_intact()
-    require_pass(dossier, found, because, "set it as baseline")
+    _, judged, _ = checked.require_intact()
+    require_pass(dossier, judged, because, "set it as baseline")
     if by is not None and role is not None and sign is not None:
         approve_folder(dossier, sign, by, role, because)
-    content = find_content_id(found.artifact.id, store)
+    content = find_content_id(judged.artifact.id, store)
     target = store_baseline(checked.files, store.workspace, because, content)
     document = {
-        "model": found.model,
+        "model": judged.model,
         "baseline": str(target),
-        "verdict": found.verdict,
+        "verdict": judged.verdict,
         "because": because,
     }
     return Outcome(
-        document, lambda _: f"{dossier} is now the baseline for {found.model} ({target})"
+        document, lambda _: f"{dossier} is now the baseline for {judged.model} ({target})"
     )
 
 
@@ -544,9 +545,10 @@ def attest(
     from optpipe.deploy.attestation import attest_dossier
 
     with terminal.step("attest"):
-        found = attest_dossier(dossier, key, output, store)
+        signed = attest_dossier(dossier, key, output, store)
     return Outcome(
-        found, lambda _: f"{found['verdict']}  {found['file']} signs the engine and its dossier"
+        signed,
+        lambda _: f"{signed['verdict']}  {signed['file']} signs the engine and its dossier",
     )
 
 
@@ -577,5 +579,5 @@ def recheck(
 
     with terminal.step("verify the dossier"):
         build = open_signed_build(dossier, store, because="to measure it again")
-    found = run_recheck(build, python, rounds, max_slowdown, store, terminal)
-    return Outcome(found, document_from_recheck, found.verdict.exit_status)
+    record = run_recheck(build, python, rounds, max_slowdown, store, terminal)
+    return Outcome(record, document_from_recheck, record.verdict.exit_status)

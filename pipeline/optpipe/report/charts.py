@@ -114,19 +114,19 @@ def draw_points(
     rows = [
         {
             "at": at,
-            **{name: getattr(each, name) for name in ("series", "label", "text", "group", "flag")},
+            **{name: getattr(point, name) for name in ("series", "label", "text", "group", "flag")},
         }
         | {
             key: _round(value)
             for key in ("x", "y", "low", "high")
-            if (value := getattr(each, key)) is not None
+            if (value := getattr(point, key)) is not None
         }
-        for at, each in enumerate(points)
+        for at, point in enumerate(points)
     ]
-    labels = [each.series for each in points]
+    labels = [point.series for point in points]
     roof = [{"x": _round(px), "y": _round(py)} for px, py in limit]
     values = ([] if linear else [row[key] for row in (*rows, *roof)] for key in ("x", "y"))
-    across, upwards = (choose_axis_scale(each, PADDING) for each in values)
+    across, upwards = (choose_axis_scale(column, PADDING) for column in values)
     axis = alt.Axis(tickCount=5, format=_choose_number_format([row["x"] for row in (*rows, *roof)]))
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("x:Q", title=x, scale=across, axis=axis),
@@ -137,17 +137,17 @@ def draw_points(
     layers = [
         base.mark_point(filled=True, size=55, opacity=1).encode(shape=shape, description="label:N")
     ]
-    if any(each.group for each in points):
+    if any(point.group for point in points):
         layers.insert(
             0, base.mark_line(strokeWidth=2, aria=False).encode(detail="group:N", order="at:Q")
         )
-    if any(each.low is not None for each in points):
+    if any(point.low is not None for point in points):
         interval = base.mark_rule(strokeWidth=2, opacity=0.6, aria=False)
         layers.insert(0, interval.encode(y=alt.Y("low:Q", title=y, scale=upwards), y2="high:Q"))
     if roof:
         line = alt.Chart(alt.InlineData(roof)).mark_line(color=INK, strokeWidth=2, aria=False)
         layers.insert(0, line.encode(x="x:Q", y="y:Q"))
-    flags = [flag for flag in _FLAGS if any(each.flag == flag for each in points)]
+    flags = [flag for flag in _FLAGS if any(point.flag == flag for point in points)]
     for flag in flags:
         over = alt.Chart(alt.InlineData([row for row in rows if row["flag"] == flag]))
         layers.append(
@@ -203,10 +203,10 @@ def _keep_labels_apart(
     return sides
 
 
-def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+def _meet(first: tuple[float, float, float], second: tuple[float, float, float]) -> bool:
     """Whether two labels overlap; each is the x and y of its center, and half its width."""
-    across = abs(one[0] - other[0]) < one[2] + other[2]
-    return across and abs(one[1] - other[1]) < TEXT_HEIGHT
+    across = abs(first[0] - second[0]) < first[2] + second[2]
+    return across and abs(first[1] - second[1]) < TEXT_HEIGHT
 
 
 def _place_on_axis(
@@ -217,7 +217,8 @@ def _place_on_axis(
     low, high = by(min(domain)), by(max(domain))
     room = length - 2 * PADDING
     return [
-        PADDING + room * ((by(each) - low) / (high - low) if high > low else 0.5) for each in values
+        PADDING + room * ((by(value) - low) / (high - low) if high > low else 0.5)
+        for value in values
     ]
 
 
@@ -232,17 +233,17 @@ def draw_bars(
 ) -> Figure:
     """Draws one row for each label, its name above its bars; a line at `reference`."""
     rows = [
-        {"label": clean_text(each.label), "part": each.part}
+        {"label": clean_text(bar.label), "part": bar.part}
         | {
             key: _round(value)
             for key in ("value", "low", "high")
-            if (value := getattr(each, key)) is not None
+            if (value := getattr(bar, key)) is not None
         }
-        for each in bars
+        for bar in bars
     ]
     order, parts = (
         list(dict.fromkeys(row["label"] for row in rows)),
-        list(dict.fromkeys(each.part for each in bars)),
+        list(dict.fromkeys(bar.part for bar in bars)),
     )
     y = alt.Y("label:N", title=None, sort=order, axis=None)
     base = alt.Chart(alt.InlineData(rows))
@@ -251,7 +252,7 @@ def draw_bars(
         _encode_color(parts, "part"),
     )
     chart = base.mark_bar(size=12).encode(x=x, y=y, color=color)
-    if any(each.low is not None for each in bars):
+    if any(bar.low is not None for bar in bars):
         chart += base.mark_rule(strokeWidth=2, color=INK, aria=False).encode(
             y=y, x="low:Q", x2="high:Q"
         )
@@ -269,17 +270,17 @@ def draw_timeline(
     """Draws one row for each label; each bar lasts from its `low` to its `high`."""
     rows = [
         {
-            "label": each.label,
-            "part": each.part,
-            "name": clean_text(each.name),
-            "from": each.low,
-            "to": each.high,
+            "label": bar.label,
+            "part": bar.part,
+            "name": clean_text(bar.name),
+            "from": bar.low,
+            "to": bar.high,
         }
-        for each in bars
+        for bar in bars
     ]
     order, parts = (
-        list(dict.fromkeys(each.label for each in bars)),
-        list(dict.fromkeys(each.part for each in bars)),
+        list(dict.fromkeys(bar.label for bar in bars)),
+        list(dict.fromkeys(bar.part for bar in bars)),
     )
     base = alt.Chart(alt.InlineData(rows)).mark_bar(size=14)
     chart = base.encode(
@@ -295,10 +296,10 @@ def draw_timeline(
 def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
     """Draws one row for each series, and one point for each process; those with a `flag`, the reason, are hollow."""
     rows = [
-        {"label": each.series, "name": each.label, "x": _round(each.x), "why": each.flag}
-        for each in points
+        {"label": point.series, "name": point.label, "x": _round(point.x), "why": point.flag}
+        for point in points
     ]
-    order = list(dict.fromkeys(each.series for each in points))
+    order = list(dict.fromkeys(point.series for point in points))
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X(
             "x:Q",
@@ -308,7 +309,7 @@ def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
         ),
         y=alt.Y("label:N", title=None, sort=order, axis=None),
     )
-    count = sum(bool(each.flag) for each in points)
+    count = sum(bool(point.flag) for point in points)
     layers = []  # without empty ones, which would be marks without a name
     if count < len(points):
         valid = base.transform_filter("datum.why == ''")
@@ -324,7 +325,7 @@ def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
     if len(points) == 1:
         finding = f"the only process was {'rejected' if count else 'not rejected'}"
     elif count < len(points):
-        spread = max(abs(each.x - 1) for each in points if not each.flag)
+        spread = max(abs(point.x - 1) for point in points if not point.flag)
         finding += f"; the others are within {spread:.1%} of their median"
     caption = (
         "The p50 of each process, divided by the median of the valid ones of its build and load."
@@ -396,8 +397,8 @@ def draw_or_state_points(
         figure = draw_points(title, caption, points, x, y, files, limit=limit)
         return replace(figure, finding=finding)
     stated = "; ".join(
-        f"{each.label.partition('; ')[0]}: {_name_value(y, each.y)} at {_name_value(x, each.x)}"
-        for each in points
+        f"{point.label.partition('; ')[0]}: {_name_value(y, point.y)} at {_name_value(x, point.x)}"
+        for point in points
     )
     text = stated + (". " + finding if finding else "")
     return Sentence(text if text.endswith(".") else text + ".", label=title)
@@ -500,8 +501,8 @@ def _draw(
         svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     ids = {
-        found: f"{slug}-{at}"
-        for at, found in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))
+        identifier: f"{slug}-{at}"
+        for at, identifier in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))
     }
     svg = re.sub(
         r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg

@@ -210,9 +210,9 @@ def make_table(
     id: str = "",
     row_counts: Sequence[int] = (),
 ) -> Table:
-    heads = tuple(Column(each) if isinstance(each, str) else each for each in columns)
+    heads = tuple(Column(column) if isinstance(column, str) else column for column in columns)
     cells = tuple(
-        tuple(each if isinstance(each, Cell) else Cell(each or "") for each in row) for row in rows
+        tuple(cell if isinstance(cell, Cell) else Cell(cell or "") for cell in row) for row in rows
     )
     return Table(heads, cells, title, caption, id, tuple(row_counts))
 
@@ -227,16 +227,16 @@ def figure_columns(*names: str) -> list[Column]:
 
 def warn_of_weights(weights: WeightsRecord) -> list[Sentence]:
     """Says that weights are random, with those that a factory draws, or of another type than the user's."""
-    found = []
+    sentences = []
     if (own := weights.converted_from) is not None:
         text = f"converted from {own} to float32; outputs are compared with those of the module in {own}"
-        found.append(Sentence(text, Tone.DOUBTFUL, "weights"))
+        sentences.append(Sentence(text, Tone.DOUBTFUL, "weights"))
     if not weights.trained:
         which = f" ({weights.drawn})" if weights.drawn else ""
         state = f"random{which}" if weights.source == "random" else "not asserted to be trained"
         text = f"weights are {state}: these results say nothing about accuracy"
-        found.append(Sentence(text, Tone.DOUBTFUL))
-    return found
+        sentences.append(Sentence(text, Tone.DOUBTFUL))
+    return sentences
 
 
 def cell_from_estimate(
@@ -248,7 +248,9 @@ def cell_from_estimate(
     shown = figure.scale(scale)
     note = ""
     if interval and shown.low is not None and shown.high is not None:
-        note = f"[{', '.join(form.format(each).rstrip('%×') for each in (shown.low, shown.high))}]"
+        note = (
+            f"[{', '.join(form.format(bound).rstrip('%×') for bound in (shown.low, shown.high))}]"
+        )
     return Cell(form.format(shown.value), note=note, value=shown.value)
 
 
@@ -256,15 +258,15 @@ def cell_from_latency(ns: Estimate | None) -> Cell:
     return cell_from_estimate(ns, "{:.3g}", scale=1e-6)
 
 
-def format_observed(one: CriterionResult) -> str:
+def format_observed(criterion: CriterionResult) -> str:
     """The observed value of a criterion with its interval, or a dash."""
-    if one.unit is None or not isinstance(one.observed, float):
-        return "–" if one.observed is None else str(one.observed)
-    text = format_quantity(one.observed, one.unit)
+    if criterion.unit is None or not isinstance(criterion.observed, float):
+        return "–" if criterion.observed is None else str(criterion.observed)
+    text = format_quantity(criterion.observed, criterion.unit)
     return (
         text
-        if one.ci is None or one.ci[0] == one.ci[1]
-        else f"{text} {format_interval(*one.ci, one.unit, text)}"
+        if criterion.ci is None or criterion.ci[0] == criterion.ci[1]
+        else f"{text} {format_interval(*criterion.ci, criterion.unit, text)}"
     )
 
 
@@ -280,13 +282,13 @@ def tabulate_results(results: Iterable[CriterionResult]) -> Table:
         ),
         [
             (
-                one.name,
-                Cell(one.verdict, TONES[one.verdict]),
-                format_observed(one),
-                one.limit,
-                Cell(one.reason, note="→ " + one.remedy if one.remedy else ""),
+                criterion.name,
+                Cell(criterion.verdict, TONES[criterion.verdict]),
+                format_observed(criterion),
+                criterion.limit,
+                Cell(criterion.reason, note="→ " + criterion.remedy if criterion.remedy else ""),
             )
-            for one in results
+            for criterion in results
         ],
     )
 
@@ -315,7 +317,7 @@ def format_mixed(mixed: MixedPrecision) -> str:
     """A build within a budget in one line."""
     of = " SNR" if mixed.metric == "snr" else f" of {name_score(mixed.metric)}"
     kept = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'} kept"
-    cost, share = mixed.cost, sum(each.macs for each in mixed.kept) / max(mixed.total_macs, 1)
+    cost, share = mixed.cost, sum(layer.macs for layer in mixed.kept) / max(mixed.total_macs, 1)
     drop = (
         ""
         if cost.drop is None or cost.drop_ci is None
@@ -328,8 +330,8 @@ def format_mixed(mixed: MixedPrecision) -> str:
 def format_placement(placement: Placement) -> str:
     """`1 of 61 nodes, 0.0% of MACs, does not run on CUDAExecutionProvider: top (TopK, CPUExecutionProvider, 0.0%)`."""
     named = [
-        f"{each.name} ({each.op}, {each.provider}, {each.share:.1%})"
-        for each in placement.elsewhere
+        f"{node.name} ({node.op}, {node.provider}, {node.share:.1%})"
+        for node in placement.elsewhere
     ]
     more = placement.count - len(named)
     return (

@@ -91,7 +91,7 @@ def _mark_code(text: str) -> Markup:
 
 def _group_parts(parts: tuple[Part, ...]) -> list[tuple[str, list[Part]]]:
     """Groups consecutive parts of one kind: figures share a grid."""
-    return [(kind.__name__.lower(), list(each)) for kind, each in groupby(parts, type)]
+    return [(kind.__name__.lower(), list(group)) for kind, group in groupby(parts, type)]
 
 
 def _choose_columns(table: Table) -> list[list[int]]:
@@ -117,7 +117,7 @@ def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
 
 def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> Markup:
     below = [_render_cell(cells[at], columns[at]) for at in shown[1:] if cells[at].text]
-    small = Markup("").join(Markup("<small>{}</small>").format(each) for each in below)
+    small = Markup("").join(Markup("<small>{}</small>").format(line) for line in below)
     return _render_cell(cells[shown[0]], columns[shown[0]]) + small
 
 
@@ -147,7 +147,7 @@ def _draw_gauge(gauge: Gauge) -> Markup:
     if width <= 0:
         return Markup("")
     shown = gauge.limit, gauge.low, gauge.high, gauge.value
-    line, left, right, value = (GAUGE_WIDTH * (each - start) / width for each in shown)
+    line, left, right, value = (GAUGE_WIDTH * (value - start) / width for value in shown)
     left, right = min(left, value - 1.5), max(right, value + 1.5)
     begin, length = (0.0, line) if gauge.at_least else (line, GAUGE_WIDTH - line)
     return Markup(

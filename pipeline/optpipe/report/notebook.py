@@ -49,7 +49,7 @@ def _render_sentence(sentence: Sentence) -> Markup:
     else:
         text = _paint(sentence.text, sentence.tone)
     more = [*sentence.details, *([f"→ {sentence.remedy}"] if sentence.remedy else [])]
-    below = _join(Markup("<br><small>{}</small>").format(each) for each in more)
+    below = _join(Markup("<br><small>{}</small>").format(line) for line in more)
     return Markup("<p>{}{}</p>").format(text, below)
 
 

@@ -108,7 +108,7 @@ class Terminal(Listener):
         over = threading.Event()
 
         def beat() -> None:
-            shown = next(each for each in self._progress.tasks if each.id == task)
+            shown = next(known for known in self._progress.tasks if known.id == task)
             while not over.wait(HEARTBEAT_S):
                 seconds, done, total = monotonic() - started, shown.completed, shown.total
                 left = ""

@@ -96,7 +96,7 @@ def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
     ]
     shown = [at for at in used if at not in shared]
     title = ": ".join(
-        each for each in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if each
+        part for part in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if part
     )
     yield Text()
     if title:
@@ -143,11 +143,11 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
         below = [at for at in sorted(folded) if cells[at].text or cells[at].note]
         rest = [f"{columns[at].heading}: {' '.join(row[at].plain.split())}" for at in below]
         lines: list[str] = []
-        for each in rest:
-            if lines and cell_len(lines[-1]) + cell_len(each) + 2 <= width - 4:
-                lines[-1] += f"; {each}"
+        for part in rest:
+            if lines and cell_len(lines[-1]) + cell_len(part) + 2 <= width - 4:
+                lines[-1] += f"; {part}"
             else:
-                lines.append(each)
+                lines.append(part)
         for line in lines:
             yield from _indent(Text(line, style="dim"), console, width)
 

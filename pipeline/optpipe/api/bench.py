@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from enum import EnumType
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import list_fields
+from optpipe.core.suggestions import suggest_names
 
 if TYPE_CHECKING:
     import altair as alt
@@ -268,8 +268,7 @@ def _require_known(options: Mapping[str, Any]) -> None:
     known = sorted(BenchOptions.__annotations__)
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"arguments are {', '.join(known)}"
+            hint = suggest_names(name, known, otherwise=f"arguments are {', '.join(known)}")
             raise BadInputError(f"bench has no argument {name!r}; {hint}")
 
 

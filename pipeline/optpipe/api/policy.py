@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optpipe.api.arguments import check_arguments
 from optpipe.api.door import speak_of_arguments
 from optpipe.core.errors import BadInputError
+from optpipe.core.suggestions import suggest_names
 
 if TYPE_CHECKING:
     from optpipe.signoff.policy import Criterion
@@ -121,8 +121,7 @@ def _parse(given: Mapping[str, Any]) -> "ParsedPolicy":
     tables = [key for key in TABLES if key]
     for key in given:
         if key not in (*tables, *TABLES[""]):
-            near = get_close_matches(key, tables, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"tables are {', '.join(tables)}"
+            hint = suggest_names(key, tables, otherwise=f"tables are {', '.join(tables)}")
             hint = explain_no_limit(key) or hint
             raise BadInputError(f"Policy has no table {key!r}; {hint}")
     return policy_from_toml(render_toml(given).encode(), "Policy", lines=False)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from math import prod
 from operator import index
@@ -14,6 +13,7 @@ from typing import Any
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import get_memory_bytes, hash_value
 from optpipe.core.records import plain_from_record
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.transform import Transform
 from optpipe.core.wording import Argument
 
@@ -449,11 +449,8 @@ def task_from_text(text: object) -> Task:
     try:
         return Task(str(text))
     except ValueError as error:
-        near = get_close_matches(str(text), Task, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise BadInputError(
-            f"unknown task {str(text)!r}: {hint}tasks are {', '.join(Task)}"
-        ) from error
+        hint = f"{suggest_names(str(text), Task)} tasks are {', '.join(Task)}".lstrip()
+        raise BadInputError(f"unknown task {str(text)!r}: {hint}") from error
 
 
 def card_from_dict(value: Mapping[str, Any]) -> ModelCard:

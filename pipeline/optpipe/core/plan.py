@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from enum import EnumType
 from functools import cache
 from types import UnionType
@@ -20,6 +19,7 @@ import msgspec
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.quantity import share_from_text, share_to_text
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.wording import PYTHON, Argument, Call
 
 
@@ -324,9 +324,10 @@ def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[s
     known = ", ".join(choices)
     for word in words:
         if word not in choices:
-            near = get_close_matches(word, choices, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise BadInputError(f"{hint}choose from {known}", argument=Argument(flag, word))
+            hint = suggest_names(word, choices, similarity=0.5)
+            raise BadInputError(
+                f"{hint} choose from {known}".lstrip(), argument=Argument(flag, word)
+            )
     if not words:
         raise BadInputError(Argument(flag) + f" is empty; choose from {known}")
     return tuple(dict.fromkeys(words))

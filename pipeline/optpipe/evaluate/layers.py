@@ -7,7 +7,6 @@ on the source's tensors.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from optpipe.backends.selections import read_selection
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.wording import Argument
 from optpipe.evaluate.evaluate import list_model_artifacts
 from optpipe.evaluate.result import EvaluatedModel
@@ -159,7 +159,7 @@ def choose_tensors(
             "it is inside a fused layer of the build" if name in source.layers else "no such tensor"
         )
         raise BadInputError(
-            f"{why}; the nearest is {get_close_matches(name, both, 1, 0.0)[0]}",
+            f"{why}; {suggest_names(name, both, similarity=0.0)}",
             argument=Argument("layers", name),
         )
     return [name for name in both if not wanted or name in wanted]

@@ -7,7 +7,6 @@ room; the report counts the rest.
 import hashlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from optpipe.core.records import (
     record_from_files,
     record_from_json,
 )
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.verdict import VerdictRecord
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import read_evaluation
@@ -199,8 +199,7 @@ def require_metrics(policy: Policy) -> None:
     """Raises MissingError for a limit of a metric that only a plug-in which is not installed can measure."""
     names = [one.needs_plugin for one in policy.criteria if one.needs_plugin is not None]
     for name in names:
-        near = get_close_matches(name, PLUGINS, n=1)
-        hint = f"did you mean {near[0]}?" if near else METRICS.explain_missing(name)
+        hint = suggest_names(name, PLUGINS, otherwise=METRICS.explain_missing(name))
         raise MissingError(f"the policy limits {name}, a metric that is not installed; {hint}")
 
 
@@ -216,9 +215,8 @@ def require_scores(policy: Policy, store: Store, own: frozenset[str] = frozenset
         for name in read_evaluation(run).sampled
     }
     for name in sorted(str(each) for each in names - stored):
-        near = get_close_matches(name, {*PLUGIN_SCORES, *stored}, n=1)
-        hint = f"did you mean {near[0]}?" if near else METRICS.explain_missing(name)
-        hint += "" if near else ", or evaluate in Python with scores=[...]"
+        way_out = f"{METRICS.explain_missing(name)}, or evaluate in Python with scores=[...]"
+        hint = suggest_names(name, {*PLUGIN_SCORES, *stored}, otherwise=way_out)
         raise MissingError(f"the policy limits {name}, a score that nothing here computes; {hint}")
 
 

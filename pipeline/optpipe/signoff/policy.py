@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 from math import exp, inf, log
 from pathlib import Path
@@ -54,6 +53,7 @@ from optpipe.core.quantity import (
     score_from_text,
 )
 from optpipe.core.settings import format_option
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Call, Message
 from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
@@ -341,8 +341,7 @@ def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> M
     for key, value in table.items():
         if key not in keys:
             known = [*keys, *filter(None, TABLES)] if not section else list(keys)
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(known)}"
+            hint = suggest_names(key, known, otherwise=f"valid keys: {', '.join(known)}")
             hint = (not section and explain_no_limit(key)) or hint
             place = f"[{section}]" if section else "the top level"
             raise _BadKeyError(f"unknown key {key!r} in {place}; {hint}", section, number, key)

@@ -263,6 +263,6 @@ def test_an_unknown_tensor_has_a_nearest_one_and_an_if_is_reported(tmp_path) -> 
     onnx_model(nodes, {"x": [1, 4]}, {"y": [1, 4]}, path=tmp_path / "m.onnx", yes=np.array(True))
     found = mark_source(tmp_path / "m.onnx", [InputSpec("x", "float32", *[(1, 4)] * 3)])
     assert "2 operators inside If" in found.hidden
-    with pytest.raises(BadInputError, match="no such tensor; the nearest is a"):
+    with pytest.raises(BadInputError, match="no such tensor; did you mean a"):
         choose_tensors(found, found, ["aa"])
     assert group_tensors(["a", "b", "c"], dict.fromkeys("abc", 1 << 25)) == [["a", "b"], ["c"]]

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlparse, urlsplit
@@ -22,6 +21,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.core.files import hash_file, hash_text, read_user_text
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.transform import CenterCrop, Resize, Transform
 from optpipe.core.wording import Call
 from optpipe.models.sources.modules import (
@@ -389,9 +389,10 @@ class TimmSource:
             )
         architecture = self.model.split(".")[0]
         if not timm.is_model(architecture):
-            near = get_close_matches(architecture, timm.list_models(), n=3)
-            hint = f": did you mean {', '.join(near)}?" if near else ""
-            raise BadInputError(f"unknown timm model '{self.model}'{hint}")
+            hint = suggest_names(
+                architecture, timm.list_models(), count=3, otherwise="see timm.list_models()"
+            )
+            raise BadInputError(f"unknown timm model '{self.model}': {hint}")
         module, record = self._module(weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)
@@ -516,9 +517,8 @@ class TorchvisionSource:
             return
         if Path(self.builder).is_dir():
             raise make_folder_error(self.builder)
-        near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
         listing = "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
-        hint = f"did you mean {', '.join(near)}?" if near else listing
+        hint = suggest_names(self.builder, [*known, *self.also_known], count=3, otherwise=listing)
         raise BadInputError(f"unknown model '{self.builder}': {hint}", remedy=f"give {SOURCES}")
 
     def _task(self) -> Task:

@@ -6,7 +6,6 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from optpipe.core.card import ModelCard, Tokenization, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value, read_user_text
+from optpipe.core.suggestions import suggest_names
 from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Argument
 from optpipe.models.sources.in_memory import PREFIX as IN_MEMORY
@@ -48,9 +48,8 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
     """Raises BadInputError for an unknown field, a value of another kind, dates, and numbers that are not finite."""
     for field, value in table.items():
         if field not in CARD_FIELDS:
-            near = get_close_matches(field, CARD_FIELDS, n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"valid fields are {', '.join(CARD_FIELDS)}"
+            hint = suggest_names(
+                field, CARD_FIELDS, otherwise=f"valid fields are {', '.join(CARD_FIELDS)}"
             )
             raise BadInputError(f"{path}: a model card has no field '{field}': {hint}")
         if not isinstance(value, CARD_FIELDS[field]) or isinstance(value, bool):

@@ -58,7 +58,7 @@ def build_artifact(
         "precision": str(precision),
         "device": device,
         "graph": graph.id,
-        "inputs": [each.to_dict() for each in card.inputs],
+        "inputs": [spec.to_dict() for spec in card.inputs],
         "built_with": dict(backend.recipe(device, options)),
     }
 

@@ -41,12 +41,12 @@ def find_flaw(built: BuiltArtifact) -> str | None:
         return built.shortfall
     if verified is not None and verified.info.passed is False:
         boxes = verified.info.box_agreement
-        found = (
+        agreement = (
             f"SNR {format_snr(verified.info.snr_db or 0)}"
             if boxes is None
             else f"{boxes:.1%} of the boxes agree"
         )
-        return f"outputs differ from the source model's: {found}"
+        return f"outputs differ from the source model's: {agreement}"
     return None
 
 
@@ -105,7 +105,7 @@ def choose_budget(
         )
         task = TASKS[card.task]
         truths = task.read_truths(samples, card, task.count_classes(card))
-        if truths is not None or any(each.label is not None for each in samples.files):
+        if truths is not None or any(file.label is not None for file in samples.files):
             return budget or Budget(100 * BUDGET, "points"), data, task.score
         obstacle = f"{data} has no labels"
         _require_snr(budget, obstacle)
@@ -125,43 +125,43 @@ def judge_builds(
 ) -> tuple[list[BuiltArtifact], str]:
     """Every build with its accuracy, the more precise first; and a description of the data."""
     accuracy, judged_on = dict[str, CandidateAccuracy](), "nothing"
-    whole = [each for each in built if find_flaw(each) is None]
+    whole = [build for build in built if find_flaw(build) is None]
     if whole and data is not None:
-        entries = [each.entry for each in whole]
-        found = run_evaluation(
+        entries = [build.entry for build in whole]
+        evaluation = run_evaluation(
             model,
             EvaluationRequest(data, budget=budget.limit / 100, only=entries, truncate=truncate),
             store,
             listener,
         )
-        run, task = load_run(Path(found.run_dir)), TASKS[Task(found.task)]
+        run, task = load_run(Path(evaluation.run_dir)), TASKS[Task(evaluation.task)]
         accuracy = {
             row.artifact: _judge_drop(row, budget, run, task, len(entries))
-            for row in found.results
+            for row in evaluation.results
             if row.artifact
         }
-        judged_on = f"{found.dataset.describe()} of {found.dataset.name}"
+        judged_on = f"{evaluation.dataset.describe()} of {evaluation.dataset.name}"
     elif whole:
-        for each in whole:
-            known = each.verification.info if each.verification else None
+        for build in whole:
+            known = build.verification.info if build.verification else None
             snr = known.snr_db if known else -inf
             keeps = (
                 None
                 if known and known.box_agreement is not None
                 else snr is None or snr >= budget.limit
             )
-            accuracy[each.entry.id] = CandidateAccuracy(
+            accuracy[build.entry.id] = CandidateAccuracy(
                 keeps=keeps, snr_db=-inf if keeps is None else snr
             )
-        judged_on = f"{next((each.verification.info.samples for each in whole if each.verification), 0)} samples"
+        judged_on = f"{next((build.verification.info.samples for build in whole if build.verification), 0)} samples"
 
-    def rank(each: BuiltArtifact) -> tuple[int, int]:  # between equally fast builds the first wins
-        return list(Precision).index(each.entry.info.precision), list(BACKENDS).index(
-            each.entry.info.backend
+    def rank(build: BuiltArtifact) -> tuple[int, int]:  # between equally fast builds the first wins
+        return list(Precision).index(build.entry.info.precision), list(BACKENDS).index(
+            build.entry.info.backend
         )
 
     return [
-        replace(each, accuracy=accuracy.get(each.entry.id)) for each in sorted(built, key=rank)
+        replace(build, accuracy=accuracy.get(build.entry.id)) for build in sorted(built, key=rank)
     ], judged_on
 
 

@@ -85,7 +85,10 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         exported, model.fallback_reason, failed=omitted, replaced=list_replaced(plan)
     )
     _run_side_by_side(
-        [_add_build(result, context, *each) for each in list_combinations(plan, listener)],
+        [
+            _add_build(result, context, *combination)
+            for combination in list_combinations(plan, listener)
+        ],
         plan.gpu_lock,
     )
     return result
@@ -123,17 +126,17 @@ def _run_side_by_side(builds: Sequence[Steps[bool]], gpu_lock: Path | None) -> N
     """Finishes the builds in turn; with a lock all are begun before the first is finished, and compile meanwhile."""
     if gpu_lock is not None:
         with hold_lock(gpu_lock):  # compilers of the first builds do not time kernels meanwhile
-            builds = [each for each in builds if not advance_steps(each)]
-        builds = [each for each in builds if not advance_steps(each)]
+            builds = [build for build in builds if not advance_steps(build)]
+        builds = [build for build in builds if not advance_steps(build)]
 
-    for each in builds:
-        finish_steps(each)
+    for build in builds:
+        finish_steps(build)
 
 
 def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
     """Raises BadInputError if the model does not fit its task. A model with a reference has passed this check."""
     if stored is None or not any(
-        stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)
+        stored.id in reference.manifest.parents for reference in store.list_entries(ReferenceInfo)
     ):
         require_fitting_task(model, stored)
 
@@ -143,7 +146,7 @@ def require_artifacts(built: ModelBuild) -> None:
     if built.artifacts:
         return
     omitted = (*built.failed, *built.skipped)
-    reasons = join_texts("; ", dict.fromkeys(each.reason for each in omitted))
+    reasons = join_texts("; ", dict.fromkeys(omission.reason for omission in omitted))
     kinds = {ExitStatus.MISSING: MissingError, ExitStatus.BAD_INPUT: BadInputError}
     raise kinds.get(built.status, StageError)("no artifact could be built: " + reasons)
 

@@ -48,15 +48,17 @@ def plan_candidates(
             )
         omitted.append(Omission(backend.name, "", reason, ExitStatus.MISSING))
     if not backends:
-        reasons = join_texts("; ", (f"{each.backend}: " + each.reason for each in omitted))
+        reasons = join_texts(
+            "; ", (f"{omission.backend}: " + omission.reason for omission in omitted)
+        )
         raise MissingError(
             Argument("precision", "auto")
             + " has no backend that builds and runs on this machine: "
             + reasons
         )
-    known = {kind for each in backends for kind in list_precisions(each, plan.device)}
+    known = {kind for backend in backends for kind in list_precisions(backend, plan.device)}
     if Precision.FP8 in known and all(
-        each.choose_device(plan.device) == "cpu" for each in backends
+        backend.choose_device(plan.device) == "cpu" for backend in backends
     ):
         known.discard(Precision.FP8)
         omitted.append(
@@ -115,23 +117,23 @@ def order_cpu_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> Build
     if named or not has_module or Precision.FP32 not in plan.precisions:
         return BuildOrder(first=(plan,))
 
-    of_torch = tuple(each for each in plan.backends if each.needs_module)
-    others = tuple(each for each in plan.backends if each not in of_torch)
-    compilers = {each.speed_bounds("cuda").compiled_by for each in of_torch}
-    eager = tuple(each for each in of_torch if each.name not in compilers)
-    compiled = tuple(each for each in of_torch if each.name in compilers)
+    of_torch = tuple(backend for backend in plan.backends if backend.needs_module)
+    others = tuple(backend for backend in plan.backends if backend not in of_torch)
+    compilers = {backend.speed_bounds("cuda").compiled_by for backend in of_torch}
+    eager = tuple(backend for backend in of_torch if backend.name not in compilers)
+    compiled = tuple(backend for backend in of_torch if backend.name in compilers)
     narrow = tuple(kind for kind in plan.precisions if kind in NARROW)
     wide = tuple(kind for kind in plan.precisions if kind not in narrow)
     first = (replace(plan, backends=others), replace(plan, backends=eager, precisions=wide))
 
     return BuildOrder(
-        first=tuple(each for each in first if each.backends),
+        first=tuple(order for order in first if order.backends),
         doubtful=(
-            tuple(replace(plan, backends=(each,), precisions=wide) for each in compiled),
+            tuple(replace(plan, backends=(backend,), precisions=wide) for backend in compiled),
             tuple(
-                replace(plan, backends=(each,), precisions=(kind,))
+                replace(plan, backends=(backend,), precisions=(kind,))
                 for kind in narrow
-                for each in of_torch
+                for backend in of_torch
             ),
         ),
     )
@@ -178,7 +180,7 @@ def order_gpu_builds(plan: BuildPlan, *, named: bool, has_module: bool) -> Build
     at_once = tuple(backend for backend in plan.backends if backend not in (*eager, *bounded))
     return BuildOrder(
         first=(replace(plan, precisions=kinds, backends=at_once),),
-        bounded=tuple(replace(plan, precisions=kinds, backends=(each,)) for each in bounded),
+        bounded=tuple(replace(plan, precisions=kinds, backends=(backend,)) for backend in bounded),
         spared=spared,
     )
 
@@ -189,7 +191,7 @@ def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -
     for backend in plan.backends if card.batched else ():
         device = backend.choose_device(plan.device)
         if device == "cuda" and any(
-            each.name == STATIC_BATCHES for each in backend.describe_options(device)
+            option.name == STATIC_BATCHES for option in backend.describe_options(device)
         ):
             options[backend.name] = {
                 STATIC_BATCHES: ",".join(map(str, sizes)),

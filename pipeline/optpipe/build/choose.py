@@ -102,7 +102,7 @@ def choose_build(
     sizes = _choose_sizes(card, batch_sizes)
     wanted, omitted = plan_candidates(model, plan, stored, store, listener)
     require_sound_plan(wanted, listener)
-    on_gpu = all(each.choose_device(plan.device) == "cuda" for each in wanted.backends)
+    on_gpu = all(backend.choose_device(plan.device) == "cuda" for backend in wanted.backends)
     with store.scratch("choose") as scratch, WorkerPool(scratch) as pool:
         if on_gpu:
             pool.prepare(ON_GPU)
@@ -115,9 +115,9 @@ def choose_build(
         budget, data, score = choose_budget(plan, exported, listener)
         order_builds = order_gpu_builds if on_gpu else order_cpu_builds
         order = order_builds(wanted, named=plan.named, has_module=model.source.has_module)
-        build, *more = (build_model(model, each, store, listener) for each in order.first)
-        for each in more:
-            build.add(each)
+        build, *more = (build_model(model, part, store, listener) for part in order.first)
+        for additional in more:
+            build.add(additional)
         judge = partial(
             judge_builds,
             budget,
@@ -131,8 +131,8 @@ def choose_build(
 
         def build_more(*plans: BuildPlan) -> None:
             nonlocal judged, judged_on
-            for each in plans:
-                build.add(build_model(model, each, store, listener))
+            for part in plans:
+                build.add(build_model(model, part, store, listener))
             if plans:
                 judged, judged_on = judge(build.artifacts)
 
@@ -141,18 +141,18 @@ def choose_build(
             build_more(replace(bounded, precisions=(Precision.TF32,)))
             (backend,) = bounded.backends
             able = [
-                each
-                for each in judged
-                if each.keeps_budget or each.entry.info.backend == backend.name
+                candidate
+                for candidate in judged
+                if candidate.keeps_budget or candidate.entry.info.backend == backend.name
             ]
             reason = rule_out_backend(backend, able, measure_slowdowns(able, sizes, card, times))
             if reason is None:
                 build_more(bounded)
             else:
                 omitted += (Omission(backend.name, "", reason),)
-        kept = [each.entry.info for each in judged if each.keeps_budget]
+        kept = [candidate.entry.info for candidate in judged if candidate.keeps_budget]
         half = {
-            name for each in kept if each.precision is Precision.FP16 for name in ("", each.backend)
+            name for info in kept if info.precision is Precision.FP16 for name in ("", info.backend)
         }
         for name, spared in order.spared.items():
             if name in half:
@@ -169,7 +169,7 @@ def choose_build(
                 return measure_gain(model.fresh_module, card, precision, sizes)
 
         for doubtful in order.doubtful:
-            able = [each for each in judged if each.keeps_budget]
+            able = [candidate for candidate in judged if candidate.keeps_budget]
             slowdowns = measure_slowdowns(able, sizes, card, times)
             promising: list[BuildPlan] = []
             for candidate in doubtful:
@@ -187,10 +187,10 @@ def choose_build(
         require_artifacts(build)
         with open_run(store.workspace, "choose") as run:
             seed = randbits(32)
-            able = [each for each in judged if each.keeps_budget]
+            able = [candidate for candidate in judged if candidate.keeps_budget]
             slowdowns = measure_slowdowns(able, sizes, card, times) if len(able) > 1 else {}
             hopeless = explain_hopeless(slowdowns, "cuda" if on_gpu else "cpu")
-            raced = [each.entry.id for each in able if each.entry.id not in hopeless]
+            raced = [candidate.entry.id for candidate in able if candidate.entry.id not in hopeless]
             races, failures = _race(raced, sizes, final_rounds, seed, run, pool, store, listener)
             failures |= hopeless
             decision = Decision(
@@ -208,7 +208,9 @@ def choose_build(
             )
             write_bytes(run.path / DECISION_FILE, json_from_record(decision))
             finish_run(
-                run, parents=[exported.id, *(each.entry.id for each in judged)], model=card.name
+                run,
+                parents=[exported.id, *(candidate.entry.id for candidate in judged)],
+                model=card.name,
             )
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
@@ -300,7 +302,9 @@ def judge_status(decision: Decision, judged: Sequence[BuiltArtifact]) -> ExitSta
     """FAIL if nothing is within the budget, INCONCLUSIVE if more data may show that something is."""
     if decision.winners:
         return ExitStatus.DONE
-    if any(each.keeps_budget for each in judged):
+    if any(candidate.keeps_budget for candidate in judged):
         return ExitStatus.STAGE_FAILED  # none could be measured
-    open_ones = any(each.accuracy is not None and each.accuracy.keeps is None for each in judged)
+    open_ones = any(
+        candidate.accuracy is not None and candidate.accuracy.keeps is None for candidate in judged
+    )
     return ExitStatus.INCONCLUSIVE if open_ones else ExitStatus.FAIL

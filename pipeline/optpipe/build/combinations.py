@@ -65,14 +65,14 @@ def _choose_built(
 
 def list_replaced(plan: BuildPlan) -> list[Omission]:
     """The precisions in whose place FP32 is built, as a baseline."""
-    found = []
+    omissions = []
     for precision in plan.precisions:
         for backend in plan.backends:
             device, built = _choose_built(plan, backend, precision)
             if built not in (precision, None):
                 reason = f"has no {precision} kernels on {device}; {built} was built instead, as a baseline"
-                found.append(Omission(backend.name, str(precision), reason))
-    return found
+                omissions.append(Omission(backend.name, str(precision), reason))
+    return omissions
 
 
 def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
@@ -88,7 +88,7 @@ def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
         if reason is not None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: " + reason)
     if plan.gpu_lock is None:
-        built = {each.name for each in plan.backends}
+        built = {backend.name for backend in plan.backends}
         warn_of_unused_options(plan.options, built, "built", listener)
     for backend in plan.backends:
         if given := plan.options.get(backend.name):

@@ -37,15 +37,15 @@ class ToolStatus:
 
 def list_options() -> dict[str, tuple[Option, ...]]:
     """Each option once, by backend; imports no framework."""
-    found = {
+    by_backend = {
         name: {
-            each.name: each
+            option.name: option
             for device in backend.devices()
-            for each in backend.describe_options(device)
+            for option in backend.describe_options(device)
         }
         for name, backend in BACKENDS.items()
     }
-    return {name: tuple(options.values()) for name, options in found.items()}
+    return {name: tuple(options.values()) for name, options in by_backend.items()}
 
 
 PACKAGES = (
@@ -65,13 +65,13 @@ PACKAGES = (
 
 def diagnose_machine() -> tuple[ToolStatus, ...]:
     """Imports no framework, so it takes well under a second."""
-    found = []
+    tools = []
     for name, distribution, adds, install in PACKAGES:
         version = get_package_version(distribution)
-        found.append(
+        tools.append(
             ToolStatus(name, version is not None, version, adds, None, None if version else install)
         )
-    cuda, *others = found
+    cuda, *others = tools
     return (_check_gpu(), cuda, *_check_backends(), *_check_plugins(), *others, _check_nsys())
 
 
@@ -118,17 +118,21 @@ def _check_gpu() -> ToolStatus:
 
 
 def _check_backends() -> tuple[ToolStatus, ...]:
-    found = []
+    tools = []
     for name, backend in BACKENDS.items():
         by_device = {device: backend.probe_capability(device) for device in backend.devices()}
-        version = next((each.version for each in by_device.values() if each.version), None)
+        version = next(
+            (capability.version for capability in by_device.values() if capability.version), None
+        )
         limits = [
-            f"{device}: {each.why_not}"
-            for device, each in by_device.items()
-            if version and each.why_not
+            f"{device}: {capability.why_not}"
+            for device, capability in by_device.items()
+            if version and capability.why_not
         ]
-        install = next((each.install for each in by_device.values() if each.install), None)
-        found.append(
+        install = next(
+            (capability.install for capability in by_device.values() if capability.install), None
+        )
+        tools.append(
             ToolStatus(
                 f"backend {name}",
                 version is not None,
@@ -138,7 +142,7 @@ def _check_backends() -> tuple[ToolStatus, ...]:
                 install,
             )
         )
-    return tuple(found)
+    return tuple(tools)
 
 
 def _check_nsys() -> ToolStatus:
@@ -169,24 +173,24 @@ def _check_nsys() -> ToolStatus:
 
 
 def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
-    found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
+    installed = [(tool.name, tool.version, tool.adds, tool.note) for tool in findings if tool.found]
     return make_document(
         [
             make_table(
                 ("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)),
-                found,
+                installed,
             )
-            if found
+            if installed
             else None,
             *(
                 Sentence(
-                    f"{each.name}: would add {each.adds}",
+                    f"{tool.name}: would add {tool.adds}",
                     Tone.DOUBTFUL,
                     "missing",
-                    tuple(text for text in (each.note, each.install) if text),
+                    tuple(text for text in (tool.note, tool.install) if text),
                 )
-                for each in findings
-                if not each.found
+                for tool in findings
+                if not tool.found
             ),
         ]
     )
@@ -194,19 +198,21 @@ def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
 
 def document_from_options(listing: Mapping[str, Sequence[Option]]) -> Document:
     rows: list[Row] = []
-    for backend, each in ((name, each) for name, options in listing.items() for each in options):
+    for backend, option in (
+        (name, option) for name, options in listing.items() for option in options
+    ):
         default = (
-            str(each.default).lower()
-            if isinstance(each.default, bool)
-            else str(each.default) or "none"
+            str(option.default).lower()
+            if isinstance(option.default, bool)
+            else str(option.default) or "none"
         )
-        choices = f" ({', '.join(each.choices)})" if each.choices else ""
+        choices = f" ({', '.join(option.choices)})" if option.choices else ""
         rows.append(
             (
-                f"{backend}.{each.name}",
+                f"{backend}.{option.name}",
                 default,
-                "build" if each.builds else "run",
-                each.help + choices,
+                "build" if option.builds else "run",
+                option.help + choices,
             )
         )
     name = Column(Argument("option"), ColumnKind.NAME)

@@ -46,10 +46,10 @@ def add_data(
     try:
         return add_calibration(model, plan, stored, store, listener), []
     except BadInputError as error:
-        others = tuple(each for each in plan.precisions if each not in CALIBRATED)
+        others = tuple(precision for precision in plan.precisions if precision not in CALIBRATED)
         if plan.calibration is not None or plan.budget is not None or not others:
             raise
-        names = ", ".join(each.name for each in plan.backends)
+        names = ", ".join(backend.name for backend in plan.backends)
         omitted = [
             Omission(names, kind, error.message, ExitStatus.BAD_INPUT)
             for kind in plan.precisions
@@ -123,7 +123,7 @@ def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> N
     given = (
         read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()
     )
-    labeled = any(each.label is not None for each in given)
+    labeled = any(file.label is not None for file in given)
     if budget.unit == "points" and card.task not in TASKS and not labeled:
         raise BadInputError(
             f"{card.name} cannot be evaluated (task: {card.task}), so no drop can be measured",

@@ -147,11 +147,11 @@ class ModelBuild:
     @property
     def status(self) -> ExitStatus:
         """The most severe failure; a build without any artifact is never DONE."""
-        statuses = [each.status for each in self.failed]
-        if any(not each.passed for each in self.artifacts):
+        statuses = [omission.status for omission in self.failed]
+        if any(not artifact.passed for artifact in self.artifacts):
             statuses.append(ExitStatus.FAIL)
         if not self.artifacts and not statuses:
-            statuses = [each.status for each in self.skipped]
+            statuses = [omission.status for omission in self.skipped]
         order = (ExitStatus.STAGE_FAILED, ExitStatus.MISSING, ExitStatus.BAD_INPUT, ExitStatus.FAIL)
         return next((status for status in order if status in statuses), ExitStatus.DONE)
 
@@ -169,24 +169,24 @@ def result_from_build(
         fallback_reason=result.fallback_reason,
         artifacts=tuple(
             ArtifactResult(
-                id=each.entry.id,
-                backend=each.entry.info.backend,
-                precision=each.entry.info.precision,
-                device=each.entry.info.device,
-                path=str(each.entry.file(each.entry.info.file)),
-                sha256=hash_engine(each.entry),
-                size_bytes=measure_engine(each.entry),
-                build_seconds=each.entry.manifest.seconds,
-                why_not=each.why_not,
-                precision_proof=each.entry.info.precision_proof,
-                parity=each.verification.info if each.verification else None,
-                mixed=each.entry.info.mixed,
-                kept=each.kept,
-                shortfall=each.shortfall,
-                ranges=each.entry.info.ranges,
-                recovery=each.entry.info.recovery,
+                id=build.entry.id,
+                backend=build.entry.info.backend,
+                precision=build.entry.info.precision,
+                device=build.entry.info.device,
+                path=str(build.entry.file(build.entry.info.file)),
+                sha256=hash_engine(build.entry),
+                size_bytes=measure_engine(build.entry),
+                build_seconds=build.entry.manifest.seconds,
+                why_not=build.why_not,
+                precision_proof=build.entry.info.precision_proof,
+                parity=build.verification.info if build.verification else None,
+                mixed=build.entry.info.mixed,
+                kept=build.kept,
+                shortfall=build.shortfall,
+                ranges=build.entry.info.ranges,
+                recovery=build.entry.info.recovery,
             )
-            for each in result.artifacts
+            for build in result.artifacts
         ),
         skipped=tuple(result.skipped),
         failed=tuple(result.failed),
@@ -197,7 +197,9 @@ def result_from_build(
 
 def document_from_build(result: BuildResult) -> Document:
     weights = result.weights
-    ready = [each.id for each in result.artifacts if each.parity and each.parity.passed]
+    ready = [
+        artifact.id for artifact in result.artifacts if artifact.parity and artifact.parity.passed
+    ]
     return make_document(
         [
             *_name_small_shares(result.artifacts),
@@ -226,23 +228,25 @@ def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
     columns += figure_columns("size", "build")
     rows: list[Row] = [
         (
-            each.id,
-            f"{each.backend} ({each.device})",
-            each.precision,
-            _format_shares(each),
-            _format_verification(each.parity),
-            Cell("no", Tone.FAINT) if each.why_not else "yes",
-            format_bytes(each.size_bytes),
-            format_duration(each.build_seconds * 1e9),
+            artifact.id,
+            f"{artifact.backend} ({artifact.device})",
+            artifact.precision,
+            _format_shares(artifact),
+            _format_verification(artifact.parity),
+            Cell("no", Tone.FAINT) if artifact.why_not else "yes",
+            format_bytes(artifact.size_bytes),
+            format_duration(artifact.build_seconds * 1e9),
         )
-        for each in artifacts
+        for artifact in artifacts
     ]
     return make_table(columns, rows)
 
 
 def _tabulate_recovery(artifacts: Sequence[ArtifactResult]) -> Iterator[Table]:
     """The steps of `--recover`, once for builds of one graph."""
-    by_steps = group_pairs((each.recovery, each.id) for each in artifacts if each.recovery)
+    by_steps = group_pairs(
+        (artifact.recovery, artifact.id) for artifact in artifacts if artifact.recovery
+    )
     for steps, builds in by_steps.items():
         rows: list[Row] = [
             (
@@ -295,15 +299,15 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
         text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
     elif parity.top1_agreement is not None:
         text += f", top-1 agreement {parity.top1_agreement:.1%}"
-    for each in parity.trajectory:
+    for state in parity.trajectory:
         reached = (
             "exact"
-            if each.snr_db is None
-            else f"SNR {format_snr(each.snr_db)}"
-            if each.finite
+            if state.snr_db is None
+            else f"SNR {format_snr(state.snr_db)}"
+            if state.finite
             else "not finite"
         )
-        text += f"; {each.name} {reached}"
+        text += f"; {state.name} {reached}"
     if not parity.passed:
         return Cell(f"FAIL: {text}", Tone.BAD)
     low = parity.snr_db is not None and parity.snr_db < LOW_SNR_DB
@@ -313,92 +317,101 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
 
 def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
     """The details that the table has no column for, grouped by kind."""
-    verified = [each.parity for each in artifacts if each.parity]
-    for text in sorted({f"{each.backend}: " + each.why_not for each in artifacts if each.why_not}):
+    verified = [artifact.parity for artifact in artifacts if artifact.parity]
+    for text in sorted(
+        {f"{artifact.backend}: " + artifact.why_not for artifact in artifacts if artifact.why_not}
+    ):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
-    for data, samples in dict.fromkeys((each.data, each.samples) for each in verified):
+    for data, samples in dict.fromkeys((parity.data, parity.samples) for parity in verified):
         yield Sentence(
             f"{samples:,} samples of {data}" if data else f"{samples:,} samples",
             Tone.PLAIN,
             "verified on",
         )
-    for selected in dict.fromkeys(each.selected for each in verified if each.selected):
-        shown = [each for each in verified if each.selected == selected]
+    for selected in dict.fromkeys(parity.selected for parity in verified if parity.selected):
+        shown = [parity for parity in verified if parity.selected == selected]
         why = f"NonMaxSuppression or TopK selects the rows of {', '.join(selected)}, so their order may differ"
-        if any(each.box_agreement is not None for each in shown):
+        if any(parity.box_agreement is not None for parity in shown):
             text = f"{why}: boxes are compared (score {PARITY_SCORE:g}, IoU {PARITY_IOU:g}), and no SNR is given"
             yield Sentence(text, Tone.PLAIN, "verified by boxes")
-        elif any(each.passed is False for each in shown):
+        elif any(parity.passed is False for parity in shown):
             way_out = (
                 'a model card with task = "detection" and data with objects compare boxes instead'
             )
             yield Sentence(why, Tone.DOUBTFUL, "compared as sets of rows", (way_out,))
-    for each in artifacts:
-        parity = each.parity
+    for artifact in artifacts:
+        parity = artifact.parity
         if (
             parity is not None
             and parity.passed is False
-            and (low := [one for one in parity.outputs if one.finite])
+            and (low := [output for output in parity.outputs if output.finite])
         ):
             least = -20 * log10(parity.tolerance_relative)
-            found = ", ".join(
-                f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None
+            figures = ", ".join(
+                f"{output.name} {format_snr(output.snr_db)}"
+                for output in low
+                if output.snr_db is not None
             )
-            text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
+            text = f"{artifact.id}: an SNR of {least:.3g} dB is required of each output: {figures}"
             budget = Argument("budget", f"{max(LOW_SNR_DB, least):.3g}dB")
             way_out = Argument("min_snr") + " accepts less; " + budget
             way_out += " keeps the layers in float that cost the most"
             yield Sentence(
-                text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ()
+                text,
+                Tone.BAD,
+                "not verified",
+                (way_out,) if artifact.precision in CALIBRATED else (),
             )
         elif parity is not None and parity.passed is False and parity.outputs:
             way_out = Call("evaluate", "MODEL", layers="all")
             way_out += " names the first tensor that leaves the range"
             yield Sentence(
-                f"{each.id}: no output is finite and of the source's shape",
+                f"{artifact.id}: no output is finite and of the source's shape",
                 Tone.BAD,
                 "not verified",
                 (way_out,),
             )
-    for each in artifacts:
-        if not each.precision_proof.proven or each.shortfall:
-            yield _describe_others(each)
-    for each in artifacts:
-        inner = [one for one in each.kept if one.reason.startswith("inside ")]
-        if inner and each.precision_proof.proven:
+    for artifact in artifacts:
+        if not artifact.precision_proof.proven or artifact.shortfall:
+            yield _describe_others(artifact)
+    for artifact in artifacts:
+        inner = [layer for layer in artifact.kept if layer.reason.startswith("inside ")]
+        if inner and artifact.precision_proof.proven:
             others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
             yield Sentence(
-                f"{each.id}: {inner[0].layer}{others}, {inner[0].reason}",
+                f"{artifact.id}: {inner[0].layer}{others}, {inner[0].reason}",
                 Tone.DOUBTFUL,
                 "not quantized",
             )
-    for each in artifacts:
-        if each.ranges:
-            yield Sentence(f"{each.id}: {each.ranges}", Tone.PLAIN, "ranges")
-    for each in artifacts:
-        for form in each.precision_proof.share.stored:
+    for artifact in artifacts:
+        if artifact.ranges:
+            yield Sentence(f"{artifact.id}: {artifact.ranges}", Tone.PLAIN, "ranges")
+    for artifact in artifacts:
+        for form in artifact.precision_proof.share.stored:
             layers = f"{form.count} layer{'' if form.count == 1 else 's'}"
-            text = f"{each.id}: {form.form} in {layers}, computed in {form.type}"
+            text = f"{artifact.id}: {form.form} in {layers}, computed in {form.type}"
             yield Sentence(text, Tone.PLAIN, "weights")
-    for each in artifacts:
-        placement = each.precision_proof.placement
+    for artifact in artifacts:
+        placement = artifact.precision_proof.placement
         if placement and placement.count:
-            yield Sentence(f"{each.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere")
-    for each in artifacts:
-        if each.mixed is not None:
-            layers = Call("store show", each.id) + " lists the layers"
-            text = f"{each.id}: {format_mixed(each.mixed)}; " + layers
+            yield Sentence(
+                f"{artifact.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere"
+            )
+    for artifact in artifacts:
+        if artifact.mixed is not None:
+            layers = Call("store show", artifact.id) + " lists the layers"
+            text = f"{artifact.id}: {format_mixed(artifact.mixed)}; " + layers
             yield Sentence(text, Tone.STRONG, "mixed")
 
 
 def _describe_others(artifact: ArtifactResult) -> Sentence:
     """The layers of a build in other types than its precision, and why they are."""
     proof = artifact.precision_proof
-    reasons = {each.layer: f", {each.reason}" for each in artifact.kept}
+    reasons = {layer.layer: f", {layer.reason}" for layer in artifact.kept}
     unfit = f", {artifact.backend} has no {artifact.precision} kernel for it here"
     other = unfit if artifact.precision in CALIBRATED else ""
     names = "; ".join(
-        f"{each.name} ({each.type}{reasons.get(each.name, other)})" for each in proof.others
+        f"{layer.name} ({layer.type}{reasons.get(layer.name, other)})" for layer in proof.others
     )
     more = proof.others_count - len(proof.others)
     rest = f" and {more} more" if more > 0 else ""
@@ -421,30 +434,33 @@ def _describe_others(artifact: ArtifactResult) -> Sentence:
 
 def _name_small_shares(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
     """The type of most of a build's arithmetic, if that is not its precision."""
-    for each in artifacts:
-        shares = each.precision_proof.share.counted
-        share = shares.get(each.precision, 0.0)
-        unknown = each.precision_proof.share.unknown
-        if each.precision not in CALIBRATED or share >= SMALL_SHARE or not shares or unknown:
+    for artifact in artifacts:
+        shares = artifact.precision_proof.share.counted
+        share = shares.get(artifact.precision, 0.0)
+        unknown = artifact.precision_proof.share.unknown
+        if artifact.precision not in CALIBRATED or share >= SMALL_SHARE or not shares or unknown:
             continue
-        largest = max(each.precision_proof.others, key=lambda one: one.macs or 0)
+        largest = max(artifact.precision_proof.others, key=lambda layer: layer.macs or 0)
         kind = max(shares, key=lambda name: shares[name])
         text = (
-            f"{each.id} computes {share:.1%} of its MACs in {each.precision} and {shares[kind]:.1%} in {kind}"
-            f" ({largest.op}): it is not an {each.precision.upper()} build in more than name"
+            f"{artifact.id} computes {share:.1%} of its MACs in {artifact.precision} and {shares[kind]:.1%} in {kind}"
+            f" ({largest.op}): it is not an {artifact.precision.upper()} build in more than name"
         )
         yield Sentence(text, Tone.DOUBTFUL, "few layers")
 
 
 def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) -> Iterator[Sentence]:
     """Failures, then `fp16, int8 on tensorrt: why`, one line for each reason."""
-    for each in failed:
+    for omission in failed:
         yield Sentence(
-            f"{each.backend} {each.precision} (exit status {each.status:d}): " + each.reason,
+            f"{omission.backend} {omission.precision} (exit status {omission.status:d}): "
+            + omission.reason,
             Tone.BAD,
             "failed",
         )
-    reasons = group_pairs(((each.backend, each.reason), each.precision) for each in left_out)
+    reasons = group_pairs(
+        ((omission.backend, omission.reason), omission.precision) for omission in left_out
+    )
     for (backend, reason), precisions in reasons.items():
         what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
         yield Sentence(f"{what}: " + reason, Tone.FAINT, "not built")
@@ -486,14 +502,17 @@ def _tabulate_candidates(decision: Decision) -> Table:
     ]
     rows: list[Row] = [
         (
-            each.artifact,
-            f"{each.backend} ({each.device})",
-            each.precision,
-            _format_accuracy(each.accuracy),
-            *(_format_time(each, size) for size in sizes),
-            Cell(f"{each.standing}: " + each.reason, _TONES.get(each.standing, Tone.PLAIN)),
+            candidate.artifact,
+            f"{candidate.backend} ({candidate.device})",
+            candidate.precision,
+            _format_accuracy(candidate.accuracy),
+            *(_format_time(candidate, size) for size in sizes),
+            Cell(
+                f"{candidate.standing}: " + candidate.reason,
+                _TONES.get(candidate.standing, Tone.PLAIN),
+            ),
         )
-        for each in decision.candidates
+        for candidate in decision.candidates
     ]
     return make_table(columns, rows)
 
@@ -509,23 +528,23 @@ def _format_accuracy(accuracy: CandidateAccuracy | None) -> str:
 
 
 def _format_time(candidate: Candidate, size: int) -> str:
-    found = next((each for each in candidate.times if each.batch_size == size), None)
-    return "" if found is None else format_duration(median(found.final_ns or found.race_ns))
+    time = next((time for time in candidate.times if time.batch_size == size), None)
+    return "" if time is None else format_duration(median(time.final_ns or time.race_ns))
 
 
 def _answer_choice(decision: Decision) -> Iterator[Sentence]:
-    labels = {each.artifact: each.label for each in decision.candidates}
+    labels = {candidate.artifact: candidate.label for candidate in decision.candidates}
     for size, winner in decision.winners.items():
         equal = [
-            f"{each.label}, artifact {each.artifact}"
-            for each in decision.candidates
-            if any(time.batch_size == size and time.is_equal for time in each.times)
+            f"{candidate.label}, artifact {candidate.artifact}"
+            for candidate in decision.candidates
+            if any(time.batch_size == size and time.is_equal for time in candidate.times)
         ]
         ties = f"; equally fast within the error: {'; '.join(equal)}" if equal else ""
         yield Sentence(f"batch {size}: {labels[winner]}, artifact {winner}{ties}", Tone.GOOD)
     if decision.winners:
         return
-    judged, nearest = [each.standing for each in decision.candidates], decision.nearest
+    judged, nearest = [candidate.standing for candidate in decision.candidates], decision.nearest
     if Standing.FAILED in judged or nearest is None:
         yield Sentence("no build could be measured", Tone.BAD)
         return

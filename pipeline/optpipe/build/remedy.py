@@ -50,7 +50,7 @@ Plans = Iterator[tuple[BuildPlan, tuple[str, ...]]]
 
 def try_remedies(
     model: Model,
-    found: LayerComparison,
+    comparison: LayerComparison,
     data: Path | None,
     budget: Budget | None,
     store: Store,
@@ -59,12 +59,12 @@ def try_remedies(
     truncate: bool = False,
     count: int | None = None,
 ) -> LayerComparison:
-    """`found` with the remedies of every build that diverges; unchanged on noise, which no range or layer can be chosen by.
+    """`comparison` with the remedies of every build that diverges; unchanged on noise, which no range or layer can be chosen by.
 
     Without `budget` the error of the outputs shall be halved. `count` limits the samples of a Python file's `data`.
     """
-    if all(each.first is None for each in found.builds):
-        return found
+    if all(build.first is None for build in comparison.builds):
+        return comparison
     model, stored = prepare_model(model, store, listener)
     exported, _ = export_model(model, store, listener, stored)
     card = read_stored_card(exported)
@@ -72,12 +72,13 @@ def try_remedies(
         data = store_python_file(data, card, store, listener, count)
     samples = choose_samples(card, data, None, exported, truncate=truncate).drawn
     if samples is None:
-        return found
+        return comparison
     remedies = _Remedies(model, exported, samples, store, listener)
     builds = tuple(
-        each if each.first is None else remedies.try_build(each, budget) for each in found.builds
+        build if build.first is None else remedies.try_build(build, budget)
+        for build in comparison.builds
     )
-    return replace(found, builds=builds)
+    return replace(comparison, builds=builds)
 
 
 class _Remedies:
@@ -140,9 +141,9 @@ class _Remedies:
         info, graph = artifact.info, self.store.find(artifact.manifest.parents[-1])
         backend = BACKENDS[info.backend]
         given = {
-            each.name: info.options[each.name]
-            for each in backend.describe_options(info.device)
-            if each.builds
+            option.name: info.options[option.name]
+            for option in backend.describe_options(info.device)
+            if option.builds
         }
         changed = {
             name: value
@@ -167,10 +168,12 @@ class _Remedies:
         else:
             known, finite = (
                 backend.precisions(info.device),
-                all(each.error.finite for each in build.tensors),
+                all(tensor.error.finite for tensor in build.tensors),
             )
             wider = [
-                each for each in (Precision.FP16, Precision.TF32, Precision.FP32) if each in known
+                precision
+                for precision in (Precision.FP16, Precision.TF32, Precision.FP32)
+                if precision in known
             ]
             more = wider[wider.index(info.precision) + 1 :] if info.precision in wider else wider
             for precision in [*([] if finite else {Precision.BF16} & known), *more]:
@@ -183,9 +186,9 @@ class _Remedies:
         few, target = draw_subset(self.samples, CHOICE_SAMPLES), graph.info["target"]
         table = replace(read_table(graph.file(TABLE)), keep=())
         calibrated = [
-            each
-            for each in self.store.list_entries(CalibrationInfo)
-            if self.exported.id in each.manifest.parents
+            calibration
+            for calibration in self.store.list_entries(CalibrationInfo)
+            if self.exported.id in calibration.manifest.parents
         ]
         if build.range_losses and calibrated:
             tables = tables_from_entry(calibrated[-1])
@@ -235,7 +238,7 @@ def _compare_speed(
 ) -> Ratio | None:
     """The time of `made` over that of `rival`; None if it could not be measured."""
     try:
-        old, new = (find_artifacts(each.id, store)[0] for each in (rival, made))
+        old, new = (find_artifacts(build.id, store)[0] for build in (rival, made))
         plan = BenchPlan(SHORT_LOAD)
         compared = bench_pair(
             old, new, plan, FEWEST_ROUNDS, PairMetric.P50, store, listener

@@ -96,9 +96,9 @@ def rule_out_backend(
 ) -> str | None:
     """Why none of a backend's other builds can win, by its TF32 build in `built`; None if one may, or nothing was measured."""
     own = [
-        slowdowns.get(each.entry.id, 0.0)
-        for each in built
-        if each.entry.info.backend == backend.name
+        slowdowns.get(build.entry.id, 0.0)
+        for build in built
+        if build.entry.info.backend == backend.name
     ]
     gain = backend.speed_bounds("cuda").gain_over_tf32
     if max(own, default=0.0) <= gain * HOPELESS["cuda"]:
@@ -121,8 +121,8 @@ def measure_gain(
     for size in sizes:
         inputs = make_example_inputs(card.with_batch(size).inputs, "cpu")
         wide, narrow = (
-            partial(cast_module(each, module(), "cpu"), *inputs)
-            for each in (Precision.FP32, precision)
+            partial(cast_module(kind, module(), "cpu"), *inputs)
+            for kind in (Precision.FP32, precision)
         )
         try:
             with torch.no_grad():
@@ -146,9 +146,9 @@ def rule_out_precision(
     type computes in FP32, and converts each value there and back.
     """
     wide = {
-        each.entry.info.backend: slowdowns[each.entry.id]
-        for each in built
-        if each.entry.info.precision is Precision.FP32 and each.entry.id in slowdowns
+        build.entry.info.backend: slowdowns[build.entry.id]
+        for build in built
+        if build.entry.info.precision is Precision.FP32 and build.entry.id in slowdowns
     }
     eager = next(
         (name for name in wide if BACKENDS[name].speed_bounds("cuda").compiled_by == backend.name),

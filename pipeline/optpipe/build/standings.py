@@ -25,11 +25,11 @@ def list_candidates(
     hopeless: Collection[str] = (),
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those without a time, in the given order."""
-    infos = {each.entry.id: each.entry.info for each in judged}
-    found = []
-    for each in judged:
-        id, info = each.entry.id, each.entry.info
-        standing, reason = _explain(each, races, failures, infos, budget)
+    infos = {build.entry.id: build.entry.info for build in judged}
+    candidates = []
+    for build in judged:
+        id, info = build.entry.id, build.entry.info
+        standing, reason = _explain(build, races, failures, infos, budget)
         standing = Standing.DROPPED if id in hopeless else standing
         times = []
         for size, race in races.items():
@@ -40,7 +40,7 @@ def list_candidates(
                         size, tuple(own.race), tuple(own.final), race.ratios.get(id), slowdown
                     )
                 )
-        found.append(
+        candidates.append(
             Candidate(
                 id,
                 info.backend,
@@ -48,16 +48,16 @@ def list_candidates(
                 info.device,
                 standing,
                 reason,
-                each.accuracy,
+                build.accuracy,
                 tuple(times),
             )
         )
 
-    def rank(each: Candidate) -> tuple[int, float]:
-        slowdown = each.times[0].slowdown if each.times else None
-        return _ORDER.index(each.standing), 1.0 if slowdown is None else slowdown
+    def rank(candidate: Candidate) -> tuple[int, float]:
+        slowdown = candidate.times[0].slowdown if candidate.times else None
+        return _ORDER.index(candidate.standing), 1.0 if slowdown is None else slowdown
 
-    return tuple(sorted(found, key=rank))
+    return tuple(sorted(candidates, key=rank))
 
 
 _ORDER = (
@@ -104,7 +104,7 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
         return f"SNR {accuracy.snr_db or 0:.1f} dB is below {budget}"
     if accuracy.drop_ci is None:
         return "its accuracy could not be measured"
-    low, high = (100 * each for each in accuracy.drop_ci)
+    low, high = (100 * bound for bound in accuracy.drop_ci)
     exceeds = "exceeds" if accuracy.keeps is False else "may exceed"
     share = accuracy.calibrated_share
     hidden = (

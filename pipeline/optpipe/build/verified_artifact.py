@@ -51,7 +51,7 @@ def verify_artifact(
     def make(directory: Path) -> VerificationInfo:
         sizes = backend.list_static_batches(artifact.info)
         rounded = artifact.info.precision, artifact.info.weights.own_precision
-        tolerated = max(TOLERATED_RELATIVE_ERROR[each] for each in rounded)
+        tolerated = max(TOLERATED_RELATIVE_ERROR[precision] for precision in rounded)
         if minimum_snr_db is not None:
             tolerated = 10 ** (-minimum_snr_db / 20)
         with load_artifact(artifact, store) as session:
@@ -61,11 +61,11 @@ def verify_artifact(
             )
             if trajectory is not None:
                 states = trajectory.compare(session)
-                pooled = tuple(pool_errors(name, each) for name, each in states.items())
+                pooled = tuple(pool_errors(name, errors) for name, errors in states.items())
                 info, rows = replace(info, steps=trajectory.steps, trajectory=pooled), rows | states
         frames = [
-            pl.DataFrame({"output": [name] * len(each["values"]), **each})
-            for name, each in rows.items()
+            pl.DataFrame({"output": [name] * len(errors["values"]), **errors})
+            for name, errors in rows.items()
         ]
         if frames:
             write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))

@@ -71,30 +71,32 @@ def verify_session(
                 name: value for name, value in reference.outputs.items() if name not in selected
             }
             compared = replace(reference, outputs=others)
-    found = []
+    checks = []
     for size in (None, *sizes):
         tensors = compared if size is None else fill_batches(compared, size)
         outputs = run_rows(card, tensors.inputs, session.run, size)
         outputs = align_rows(tensors.outputs, outputs, selection, tolerated)
-        found.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
+        checks.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
     info, rows = min(
-        found,
-        key=lambda one: (
-            one[0].passed is not False,
-            inf if one[0].snr_db is None else one[0].snr_db,
+        checks,
+        key=lambda check: (
+            check[0].passed is not False,
+            inf if check[0].snr_db is None else check[0].snr_db,
         ),
     )
-    count = found[0][0].samples
+    count = checks[0][0].samples
     kept: dict[str, RowErrors] = {
-        name: {key: value[:count] for key, value in each.items()} for name, each in rows.items()
+        name: {key: value[:count] for key, value in errors.items()} for name, errors in rows.items()
     }
     info = replace(
-        info, samples=count, outputs=tuple(pool_errors(name, each) for name, each in kept.items())
+        info,
+        samples=count,
+        outputs=tuple(pool_errors(name, errors) for name, errors in kept.items()),
     )
     if boxes is not None:
         agree = info.passed is not False and boxes >= 1 - max(tolerated, TOLERATED_BOXES)
         info = replace(info, passed=agree, box_agreement=boxes)
-    values = sum(each.size for each in reference.outputs.values())
+    values = sum(output.size for output in reference.outputs.values())
     return replace(info, values=values, selected=tuple(sorted(selected))), kept
 
 
@@ -135,8 +137,8 @@ class Trajectory:
     @cached_property
     def expected(self) -> np.ndarray:
         with PlainSession(self.source) as source:
-            found = self.run(source)
-        if not np.isfinite(found).all():
+            final = self.run(source)
+        if not np.isfinite(final).all():
             raise BadInputError(
                 f"the source model's {self.name} is not finite",
                 argument=Argument("steps", self.steps),
@@ -146,7 +148,7 @@ class Trajectory:
                 + Argument("steps")
                 + " out",
             )
-        return found
+        return final
 
     def run(self, session: Session | PlainSession) -> np.ndarray:
         """The states after the last step (samples, ...), without samples that no batch held."""
@@ -167,8 +169,8 @@ class Trajectory:
 
     def compare(self, session: Session) -> dict[str, RowErrors]:
         """The errors of each sample's state, by its name."""
-        found = self.run(session)
-        return {self.name: compare_rows(self.expected[: len(found)], found)}
+        final = self.run(session)
+        return {self.name: compare_rows(self.expected[: len(final)], final)}
 
 
 def parse_steps(text: str) -> tuple[int, str, str, str, float]:
@@ -256,7 +258,7 @@ def compare_to_reference(
     card: ModelCard,
     tolerated: float,
     reference: Reference,
-    found: Mapping[str, np.ndarray],
+    actual: Mapping[str, np.ndarray],
     about: ReferenceInfo,
     size: int | None = None,
 ) -> tuple[VerificationInfo, dict[str, RowErrors]]:
@@ -271,15 +273,15 @@ def compare_to_reference(
         name: value[:count] if len(value) == total else value
         for name, value in reference.outputs.items()
     }
-    rows = {name: compare_rows(value, found[name]) for name, value in expected.items()}
-    errors = tuple(pool_errors(name, each) for name, each in rows.items())
+    rows = {name: compare_rows(value, actual[name]) for name, value in expected.items()}
+    errors = tuple(pool_errors(name, errors) for name, errors in rows.items())
     values = sum(
         value.size for value in reference.outputs.values()
     )  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         name = next(iter(reference.outputs))
-        source, scores = expected[name], found[name].astype(np.float32)
+        source, scores = expected[name], actual[name].astype(np.float32)
         agreement = compute_top1_agreement(source, scores)
         if reference.labels is not None:
             accuracy = compute_top1_accuracy(reference.labels[:count], scores)
@@ -288,13 +290,13 @@ def compare_to_reference(
         reference=about.origin,
         samples=count,
         tolerance_relative=tolerated,
-        snr_db=min((each.snr_db for each in errors if each.snr_db is not None), default=None),
+        snr_db=min((error.snr_db for error in errors if error.snr_db is not None), default=None),
         top1_agreement=agreement,
         top1_accuracy=accuracy,
         source_top1_accuracy=source_accuracy,
         outputs=errors,
         values=values,
-        passed=all(each.finite and each.relative <= tolerated for each in errors)
+        passed=all(error.finite and error.relative <= tolerated for error in errors)
         if values
         else None,
         data=about.data,
@@ -343,7 +345,7 @@ def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]
     frame = require_columns(parse_parquet(content, place), "errors", place)
     parts = frame.group_by("output", maintain_order=True)
     return {
-        str(key): {each: part[each].to_numpy() for each in part.columns if each != "output"}
+        str(key): {column: part[column].to_numpy() for column in part.columns if column != "output"}
         for (key,), part in parts
     }
 
@@ -356,7 +358,7 @@ def _observe_output(
     confidence: float,
 ) -> dict[str, Observation]:
     count, data = len(rows["values"]), checked.info.data
-    kind = "state" if name in {each.name for each in checked.info.trajectory} else "output"
+    kind = "state" if name in {state.name for state in checked.info.trajectory} else "output"
     about = f"{kind} {name}, {count} samples of {data}"
     steps = str(checked.info.steps) if kind == "state" else None
     more = build.choose_way(Call("build", build.argument, data="PATH", steps=steps))
@@ -367,7 +369,7 @@ def _observe_output(
         product = rows["product"] / np.sqrt(rows["reference_square"] * rows["output_square"])
     cosines = np.where(np.isnan(product), rows["difference_square"] == 0, product) * rows["finite"]
     cosine = figure_from_samples(float(cosines.mean()), cosines, count, (-1.0, 1.0))
-    peaks = [float(each) for each in rows["difference_max"]] if pooled.finite else [inf]
+    peaks = [float(peak) for peak in rows["difference_max"]] if pooled.finite else [inf]
     bound = predict_next_upper_bound(peaks, confidence) if pooled.finite else inf
     snr = EXACT_DB if pooled.snr_db is None else max(pooled.snr_db, -EXACT_DB)
     extent = (
@@ -398,16 +400,18 @@ def _observe_output(
         "the largest values lie at the same places for every sample",
         "give samples that differ: " + more,
     )
-    found = {
+    observations = {
         "snr": Observation(snr, low, high, () if extent else (scattered,)),
         "cosine": Observation(cosine.value, *cosine.interval(confidence), tail=cosine),
         "agreement": Observation(share.value, *share.interval(confidence), tail=share),
         "abs_error": Observation(max(peaks), max(peaks), max(*peaks, bound or inf)),
     }
     if len(np.unique(rows["reference_best"])) < 2:
-        found["agreement"] = replace(found["agreement"], blockers=(alike,))
+        observations["agreement"] = replace(observations["agreement"], blockers=(alike,))
     source = f"{BUILDS}/{checked.name}/{OUTPUT_ERRORS}"
     return {
-        key: replace(each, blockers=(*blockers, *each.blockers), about=about, source=source)
-        for key, each in found.items()
+        key: replace(
+            observation, blockers=(*blockers, *observation.blockers), about=about, source=source
+        )
+        for key, observation in observations.items()
     }

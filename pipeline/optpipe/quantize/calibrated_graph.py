@@ -121,19 +121,23 @@ def load_calibration_data(
     own = card.data.get("calibration")
     if source is None:
         require_calibration(card, remedy="as " + Argument("data"))
-    found, unreadable = load_sample_set(
+    samples, unreadable = load_sample_set(
         model, card, source or Path(str(own)), count, seed, listener
     )
-    _require_own(found, card, model)
-    found = replace(found, files=tuple(each for each in found.files if each.sha256 not in held_out))
-    if len(found.files) < FEW_SAMPLES:
+    _require_own(samples, card, model)
+    samples = replace(
+        samples, files=tuple(file for file in samples.files if file.sha256 not in held_out)
+    )
+    if len(samples.files) < FEW_SAMPLES:
         listener.warn(
-            f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges"
+            f"only {len(samples.files)} calibration {samples.kind}; use {FEW_SAMPLES} or more for stable ranges"
         )
-    return drop_unknown_labels(found, card, listener), unreadable
+    return drop_unknown_labels(samples, card, listener), unreadable
 
 
-def _require_own(found: SampleSet, card: ModelCard, model: Entry[ModelInfo] | None = None) -> None:
+def _require_own(
+    samples: SampleSet, card: ModelCard, model: Entry[ModelInfo] | None = None
+) -> None:
     """Raises BadInputError for a set that has samples of the card's validation set: images, texts, or tensors.
 
     Only texts need the exported `model`, for its tokenizer.
@@ -143,7 +147,7 @@ def _require_own(found: SampleSet, card: ModelCard, model: Entry[ModelInfo] | No
         others, _ = load_sample_set(
             model, card, validation, None, 0, SilentListener(), truncate=True
         )
-        refuse_overlap(found, others)
+        refuse_overlap(samples, others)
 
 
 def resolve_data(
@@ -173,7 +177,7 @@ def resolve_data(
     elif card.transform is None and card.tokenization is None and not is_table(source):
         way = suggest_card(card)
         raise BadInputError(
-            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})",
+            f"{source} holds no inputs of {card.name} ({', '.join(spec.name for spec in card.inputs)})",
             remedy=f"give {FORMS}"
             + ("; images and texts need a model card: " + way if way else ""),
         )
@@ -234,14 +238,14 @@ def calibrate_model(
 
     def make(directory: Path) -> CalibrationInfo:
         ranges = _compute_ranges(model, card, samples, methods, targets, device, listener)
-        for method, found in ranges.items():
+        for method, ranges_of in ranges.items():
             table = CalibrationTable(
                 method=method,
                 model=card.name,
                 graph_sha256=model.sha256(ONNX),
                 set=about,
                 transform_sha256=card.preprocessing_sha256,
-                ranges=found,
+                ranges=ranges_of,
             )
             write_table(directory / name_table_file(method), table)
         manifest = json.dumps(samples.to_dict(directory), indent=1)
@@ -264,7 +268,7 @@ def hold_out(samples: SampleSet, methods: Sequence[str]) -> tuple[SampleSet, Sam
         return samples, judge
     judging = {*judge.files}
     return replace(
-        samples, files=tuple(each for each in samples.files if each not in judging)
+        samples, files=tuple(file for file in samples.files if file not in judging)
     ), judge
 
 
@@ -297,14 +301,14 @@ def _compute_ranges(
         )
     graph = load_onnx(model.file(ONNX))
     placed = [place_qdq(graph, target) for target in targets]
-    wanted = {name for each in placed for name in each.tensors}
+    wanted = {name for layer in placed for name in layer.tensors}
     if not wanted:
-        why = "; ".join(sorted({each.reason for each in placed[0].skipped})[:3])
+        why = "; ".join(sorted({skip.reason for skip in placed[0].skipped})[:3])
         raise BadInputError(
             f"{card.name} has no layer that benefits from INT8 or FP8{f' ({why})' if why else ''}\n"
             "build it in fp32 or fp16"
         )
-    order = [each.name for each in graph.graph.input] + [
+    order = [value.name for value in graph.graph.input] + [
         name for node in graph.graph.node for name in node.output
     ]
     tensors = tuple(name for name in order if name in wanted)
@@ -320,16 +324,18 @@ def _compute_ranges(
         for batch, count in iterate_input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)
             step.advance(count)
-    statistics, found = collector.statistics(), dict[str, dict[str, TensorRange]]()
+    statistics, ranges = collector.statistics(), dict[str, dict[str, TensorRange]]()
     with listener.step(
         f"ranges of {len(tensors)} tensors", total=len(tensors) * len(methods)
     ) as step:
         for method in methods:
-            found[method] = {}
-            for name, each in statistics.items():
-                found[method][name] = TensorRange(compute_range(each, method), each.low, each.high)
+            ranges[method] = {}
+            for name, counts in statistics.items():
+                ranges[method][name] = TensorRange(
+                    compute_range(counts, method), counts.low, counts.high
+                )
                 step.advance()
-    return found
+    return ranges
 
 
 REVISION = 6
@@ -383,10 +389,15 @@ def make_calibrated_graph(
         def calibrate(altered: Entry[ModelInfo], learn: SampleSet) -> CalibrationTable:
             return _calibrate_best(model, altered, learn, target, store, listener)[0]
 
-        found = recover_accuracy(
+        recovered = recover_accuracy(
             model, recover, samples, target, budget, calibrate, store, listener
         )
-        source, best, steps, made_of = found.source, found.table, found.steps, found.parents
+        source, best, steps, made_of = (
+            recovered.source,
+            recovered.table,
+            recovered.steps,
+            recovered.parents,
+        )
     else:
         best, made_of = _calibrate_best(model, model, samples, target, store, listener)
     if budget is None:
@@ -440,7 +451,7 @@ def _require_linear_layers(model: Entry[ModelInfo]) -> None:
     )
     share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
     if share == 0:
-        largest = max(placed.skipped, key=lambda each: macs.get(each.layer, 0), default=None)
+        largest = max(placed.skipped, key=lambda layer: macs.get(layer.layer, 0), default=None)
         why = f" ({largest.layer}: {largest.reason})" if largest else ""
         raise BadInputError(
             f"FP8 fits no layer of {model.info.name}{why}\nbuild it in fp16 or int8"
@@ -509,7 +520,7 @@ def graph_from_table(
         write_table(directory / TABLE, table)
         mixed = None
         if chosen:
-            reasons = {each.layer: each.reason for each in placed.skipped}
+            reasons = {skip.layer: skip.reason for skip in placed.skipped}
             mixed = describe_mixed(model, chosen[0].info, chosen[1], placed.layers, reasons)
         return GraphInfo(
             precision,
@@ -633,12 +644,12 @@ MAX_LAYERS_LISTED = 12
 
 
 def document_from_calibration(result: CalibrationResult) -> Document:
-    found, chosen = result.set, result.tables[result.compared.best]
+    samples, chosen = result.set, result.tables[result.compared.best]
     build = Call("build", result.model, precision="int8", calibration=chosen)
     return make_document(
         [
             Sentence(
-                f"{result.model}: {found.count} {result.kind} of {found.name} ({found.sha256[:12]}, seed {found.seed})"
+                f"{result.model}: {samples.count} {result.kind} of {samples.name} ({samples.sha256[:12]}, seed {samples.seed})"
             ),
             _tabulate_methods(result),
             _tabulate_layers(result.sensitivity, result.kind) if result.sensitivity else None,
@@ -665,12 +676,12 @@ def _tabulate_methods(result: CalibrationResult) -> Table:
     return make_table(columns, rows, title=title)
 
 
-def _tabulate_layers(found: SensitivityInfo, kind: str) -> Table:
+def _tabulate_layers(sensitivity: SensitivityInfo, kind: str) -> Table:
     rows = [
         (row.layer, format_cost_snr(row.cost), _format_drop(row.cost), format_count(row.macs))
-        for row in found.layers[:MAX_LAYERS_LISTED]
+        for row in sensitivity.layers[:MAX_LAYERS_LISTED]
     ]
-    title = f"layers by the cost of quantizing each alone, on {found.images} {kind}"
+    title = f"layers by the cost of quantizing each alone, on {sensitivity.images} {kind}"
     return make_table(["layer", *figure_columns("SNR", "drop, points", "MACs")], rows, title=title)
 
 
@@ -678,8 +689,8 @@ def _list_skipped(result: CalibrationResult) -> Section | None:
     if not result.skipped:
         return None
     lines = [
-        Sentence(f"  {each.layer}: {each.reason}", Tone.FAINT)
-        for each in result.skipped[:MAX_LAYERS_LISTED]
+        Sentence(f"  {skip.layer}: {skip.reason}", Tone.FAINT)
+        for skip in result.skipped[:MAX_LAYERS_LISTED]
     ]
     if (more := len(result.skipped) - MAX_LAYERS_LISTED) > 0:
         lines.append(

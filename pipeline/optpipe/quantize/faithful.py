@@ -131,8 +131,8 @@ def _take_pairs_away(
                 f"the pair of tensor '{escape(tensor)[:80]}' has other scales than the table",
             )
         scale, zero, _ = quantize_activation(ranges[tensor], placed.target)
-        found = [onnx.numpy_helper.to_array(graph.weights[each]) for each in node.input[1:3]]
-        if found[0].size != 1 or float(found[0]) != float(scale) or float(found[1]) != float(zero):
+        grid = [onnx.numpy_helper.to_array(graph.weights[name]) for name in node.input[1:3]]
+        if grid[0].size != 1 or float(grid[0]) != float(scale) or float(grid[1]) != float(zero):
             return plain, f"the scale of tensor '{escape(tensor)[:80]}' is not that of the table"
         kept = before.input[0]
         made = node.output[0]
@@ -155,7 +155,7 @@ def _find_wrong_constant(node: Any, values: Any, graph: OnnxGraph) -> float:
         if values.size == 1
         else values.astype(np.float64).reshape(steps.shape)
     )
-    axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
     shape = (
         [-1 if at == axis else 1 for at in range(steps.ndim)]
         if scale.size > 1

@@ -113,20 +113,20 @@ def compare_ranges(before: Any, after: Any, name: str) -> KeptRanges:
     """Raises StageError if a pair of `after` has another range than the pair of the same name in `before`."""
     given, made = _read_ranges(before), _read_ranges(after)
     activations = weights = rescaled = 0
-    for node, one in made.items():
-        if (other := given.get(node)) is None:
+    for node, new in made.items():
+        if (old := given.get(node)) is None:
             continue
-        same_grid = one.scale.tobytes() == other.scale.tobytes() and one.offset == other.offset
-        if one.integers is None or other.integers is None:
+        same_grid = new.scale.tobytes() == old.scale.tobytes() and new.offset == old.offset
+        if new.integers is None or old.integers is None:
             if not same_grid:
                 raise StageError(
                     f"the range of '{escape(node)[:80]}' in {name} is not the file's any more\nreport the model: this is a fault of optpipe"
                 )
             activations += 1
-        elif same_grid and np.array_equal(one.integers, other.integers):
+        elif same_grid and np.array_equal(new.integers, old.integers):
             weights += 1
         elif np.array_equal(
-            np.abs(one.integers.astype(np.int32)), np.abs(other.integers.astype(np.int32))
+            np.abs(new.integers.astype(np.int32)), np.abs(old.integers.astype(np.int32))
         ):
             rescaled += 1
         else:
@@ -145,7 +145,7 @@ class _Range(NamedTuple):
 
 
 def _read_ranges(model: Any) -> dict[str, _Range]:
-    constants, found = find_constants(model), {}
+    constants, ranges = find_constants(model), {}
     for node in filter(is_pair_node, model.graph.node):
         scale = read_constant(node.input[1], constants)
         if scale is None:
@@ -154,10 +154,10 @@ def _read_ranges(model: Any) -> dict[str, _Range]:
         integers = read_constant(node.input[0], constants)
         if node.op_type == QUANTIZE or integers is None:
             if node.op_type == QUANTIZE:
-                found[node.name] = _Range(scale, _read_offset(zero), None)
+                ranges[node.name] = _Range(scale, _read_offset(zero), None)
         else:
-            found[node.name] = _Range(scale, _read_offset(zero), integers)
-    return found
+            ranges[node.name] = _Range(scale, _read_offset(zero), integers)
+    return ranges
 
 
 def _read_offset(zero: NDArray[Any] | None) -> int:
@@ -180,8 +180,8 @@ def merge_repeated_pairs(model: Any) -> tuple[Any, int]:
             and before.op_type == DEQUANTIZE
             and node.output[0] not in graph.outputs
         ):
-            one, other = (_read_grid(each, constants) for each in (before, node))
-            repeats = one is not None and other is not None and one.is_same(other)
+            first, second = (_read_grid(pair, constants) for pair in (before, node))
+            repeats = first is not None and second is not None and first.is_same(second)
         if repeats and before is not None:
             read[node.output[0]] = read.get(before.input[0], before.input[0])
             count += 1
@@ -200,8 +200,8 @@ class _Grid(NamedTuple):
 
     def is_same(self, other: "_Grid") -> bool:
         ours, theirs = (
-            ((each.dtype, each.tobytes()) for each in self),
-            ((each.dtype, each.tobytes()) for each in other),
+            ((array.dtype, array.tobytes()) for array in self),
+            ((array.dtype, array.tobytes()) for array in other),
         )
         return [*ours] == [*theirs]
 
@@ -226,13 +226,13 @@ def shift_to_unsigned(model: Any) -> tuple[Any, int]:
             read_constant(node.input[2], constants),
             graph.consumers.get(node.output[0], []),
         )
-        plain = readers and all(each.op_type == DEQUANTIZE for each in readers)
+        plain = readers and all(reader.op_type == DEQUANTIZE for reader in readers)
         if zero is None or zero.dtype != np.int8 or not plain or node.output[0] in graph.outputs:
             continue
         made = (zero.astype(np.int32) + SIGNED_TO_UNSIGNED).astype(np.uint8)
         shifted.append(onnx.numpy_helper.from_array(made, names.give(f"{node.input[2]}_unsigned")))
-        for each in (node, *readers):
-            each.input[2:] = [shifted[-1].name]
+        for changed in (node, *readers):
+            changed.input[2:] = [shifted[-1].name]
         count += 1
     if count:
         replace_nodes(model.graph, list(model.graph.node), shifted)
@@ -270,11 +270,11 @@ def fold_batch_normalization(model: Any) -> tuple[Any, int]:
             bias is None
             or zero is None
             or np.any(zero)
-            or any(each is None for each in values)
+            or any(array is None for array in values)
             or len(graph.consumers[held.output[0]]) > 1
         ):
             continue
-        gain, shift, mean, variance, integers, scale = (np.asarray(each) for each in values)
+        gain, shift, mean, variance, integers, scale = (np.asarray(array) for array in values)
         epsilon = float(read_attributes(node).get("epsilon", 1e-5))
         factor = (gain.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)).reshape(
             -1
@@ -307,13 +307,13 @@ def fold_batch_normalization(model: Any) -> tuple[Any, int]:
         folded.add(node.name)
     if folded:
         replace_nodes(
-            model.graph, [each for each in model.graph.node if each.name not in folded], new
+            model.graph, [node for node in model.graph.node if node.name not in folded], new
         )
     return model, len(folded)
 
 
 def _set_axis(node: Any, axis: int) -> None:
-    kept = [each for each in node.attribute if each.name != "axis"]
+    kept = [attribute for attribute in node.attribute if attribute.name != "axis"]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute("axis", axis)])
 
@@ -349,12 +349,12 @@ def move_before_activations(model: Any) -> tuple[Any, int]:
             continue
         inner = names.give(f"{node.output[0]}_unclipped")
         held = [
-            onnx.numpy_helper.from_array(each, names.give(f"{node.output[0]}_{end}"))
-            for each, end in zip(limits, ("low", "high"), strict=True)
+            onnx.numpy_helper.from_array(limit, names.give(f"{node.output[0]}_{end}"))
+            for limit, end in zip(limits, ("low", "high"), strict=True)
         ]
         clip = onnx.helper.make_node(
             "Clip",
-            [inner, *(each.name for each in held)],
+            [inner, *(tensor.name for tensor in held)],
             [node.output[0]],
             name=names.give(f"{node.name}_Clip"),
         )
@@ -377,7 +377,7 @@ def _reads_pairs(node: Any, graph: OnnxGraph) -> bool:
     if node.op_type not in (*WEIGHTED_OPS, "Add"):
         return False
     read = [graph.producers.get(name) for name in node.input[:2]]
-    return all(each is not None and each.op_type == DEQUANTIZE for each in read)
+    return all(node is not None and node.op_type == DEQUANTIZE for node in read)
 
 
 def _read_bounds(node: Any, constants: Any) -> tuple[float, float] | None:
@@ -386,14 +386,14 @@ def _read_bounds(node: Any, constants: Any) -> tuple[float, float] | None:
         return 0.0, np.inf
     if node.op_type != "Clip":
         return None
-    found = []
+    bounds = []
     for position, default in ((1, -np.inf), (2, np.inf)):
         name = node.input[position] if len(node.input) > position else ""
         value = read_constant(name, constants) if name else np.float32(default)
         if value is None or np.size(value) != 1:
             return None
-        found.append(float(np.asarray(value).reshape(())))
-    return found[0], found[1]
+        bounds.append(float(np.asarray(value).reshape(())))
+    return bounds[0], bounds[1]
 
 
 def _quantize_bounds(bounds: tuple[float, float], grid: _Grid) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -417,23 +417,25 @@ def quantize_biases(model: Any) -> tuple[Any, int]:
         if (
             bias is None
             or bias.ndim != 1
-            or {each.op_type for each in (data, held) if each} != {DEQUANTIZE}
+            or {pair.op_type for pair in (data, held) if pair} != {DEQUANTIZE}
             or data is None
             or held is None
         ):
             continue
-        one, other = (read_constant(each.input[1], constants) for each in (data, held))
+        data_scale, weight_scale = (
+            read_constant(pair.input[1], constants) for pair in (data, held)
+        )
         if (
-            one is None
-            or other is None
-            or one.size != 1
-            or other.size not in (1, bias.size)
+            data_scale is None
+            or weight_scale is None
+            or data_scale.size != 1
+            or weight_scale.size not in (1, bias.size)
             or bias.dtype != np.float32
         ):
             continue
-        scale = (one.reshape(()) * np.broadcast_to(other.reshape(-1), bias.shape)).astype(
-            np.float32
-        )
+        scale = (
+            data_scale.reshape(()) * np.broadcast_to(weight_scale.reshape(-1), bias.shape)
+        ).astype(np.float32)
         steps = np.rint(bias.astype(np.float64) / np.where(scale == 0, 1, scale))
         if not scale.all() or not np.abs(steps).max(initial=0) < 2**31:
             continue
@@ -448,7 +450,7 @@ def quantize_biases(model: Any) -> tuple[Any, int]:
         made = names.give(f"{node.name}_bias_dq")
         added[node.name] = onnx.helper.make_node(
             DEQUANTIZE,
-            [each.name for each in stored],
+            [tensor.name for tensor in stored],
             [made],
             name=names.give(f"{node.name}_bias_{DEQUANTIZE}"),
             axis=0,
@@ -458,9 +460,9 @@ def quantize_biases(model: Any) -> tuple[Any, int]:
         count += 1
     if count:
         nodes = [
-            each
+            part
             for node in model.graph.node
-            for each in ((added[node.name], node) if node.name in added else (node,))
+            for part in ((added[node.name], node) if node.name in added else (node,))
         ]
         replace_nodes(model.graph, nodes, new)
     return model, count

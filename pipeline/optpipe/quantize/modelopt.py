@@ -102,7 +102,7 @@ def _set_outputs_aside(model: Any) -> list[_Aside]:
     """Takes the outputs that no node computes from a graph, in place. Nodes read constants among them by another name."""
     graph = model.graph
     computed = {name for node in graph.node for name in node.output}
-    constants = {each.name: each for each in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     aside = []
     for position, output in enumerate(graph.output):
         if output.name in computed:
@@ -114,13 +114,13 @@ def _set_outputs_aside(model: Any) -> list[_Aside]:
         own = onnx.ValueInfoProto()
         own.CopyFrom(output)
         aside.append(_Aside(position, own, constant))
-    for each in reversed(aside):
-        del graph.output[each.position]
+    for entry in reversed(aside):
+        del graph.output[entry.position]
     names = NameGiver(model)
     renamed = {
-        each.output.name: names.give(f"{each.output.name}_inside")
-        for each in aside
-        if each.constant is not None
+        entry.output.name: names.give(f"{entry.output.name}_inside")
+        for entry in aside
+        if entry.constant is not None
     }
     rename_some_values(graph, renamed)
     return aside
@@ -128,10 +128,10 @@ def _set_outputs_aside(model: Any) -> list[_Aside]:
 
 def _put_outputs_back(model: Any, aside: list[_Aside]) -> None:
     outputs = list(model.graph.output)
-    for each in aside:
-        outputs.insert(each.position, each.output)
-        if each.constant is not None:
-            model.graph.initializer.append(each.constant)
+    for entry in aside:
+        outputs.insert(entry.position, entry.output)
+        if entry.constant is not None:
+            model.graph.initializer.append(entry.constant)
     del model.graph.output[:]
     model.graph.output.extend(outputs)
 
@@ -142,7 +142,7 @@ def _drop_shapeless_values(model: Any) -> None:
     onnx's version converter makes such notes for operators whose shapes it cannot infer.
     """
     for graph in iterate_graphs(model.graph):
-        kept = [each for each in graph.value_info if each.type.tensor_type.HasField("shape")]
+        kept = [value for value in graph.value_info if value.type.tensor_type.HasField("shape")]
         if len(kept) < len(graph.value_info):
             del graph.value_info[:]
             graph.value_info.extend(kept)

@@ -184,7 +184,7 @@ def _place_as_given(
 def fold_constants(model: Any) -> Any:
     """`model` with the values of the INT32 constants that DequantizeLinear nodes read, in place; returns it."""
     graph = model.graph
-    constants = {each.name: each for each in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     kept, folded = [], []
     for node in graph.node:
         held = (
@@ -200,7 +200,7 @@ def fold_constants(model: Any) -> Any:
         ):
             kept.append(node)
             continue
-        steps, scale = (onnx.numpy_helper.to_array(each) for each in held[:2])
+        steps, scale = (onnx.numpy_helper.to_array(tensor) for tensor in held[:2])
         folded.append(
             onnx.numpy_helper.from_array(
                 (steps.astype("float64") * scale).astype(scale.dtype), node.output[0]
@@ -324,13 +324,13 @@ def _choose_samples(
     card = read_stored_card(model)
     if data is not None or "calibration" in card.data:
         return load_calibration_data(model, data, None, 0, listener, reference.info.held_out)[0]
-    found = reference_from_file(reference.file(REFERENCE))
+    tensors = reference_from_file(reference.file(REFERENCE))
     labels = (
         None
-        if found.labels is None
-        else [card.labels[each] if card.labels else str(each) for each in found.labels]
+        if tensors.labels is None
+        else [card.labels[label] if card.labels else str(label) for label in tensors.labels]
     )
-    samples = tensor_set_from_parts("reference", [found.inputs], labels or ())
+    samples = tensor_set_from_parts("reference", [tensors.inputs], labels or ())
     if budget.unit == "points" and 100 / len(samples.files) > budget.limit:
         listener.warn(
             f"the budget of {budget} is checked on {len(samples.files)} samples, where one prediction is {100 / len(samples.files):.2g}"
@@ -409,7 +409,7 @@ def write_half_graph(
             from modelopt.onnx.autocast.nodeclassifier import NodeRuleBase
 
             onnx.save(plain.model, directory / SOURCE)
-            hidden = {plain.hide("v", each) for each in wide}
+            hidden = {plain.hide("v", name) for name in wide}
 
             class OutOfRange(NodeRuleBase):
                 def _check_inner(self, node: Any) -> bool:
@@ -421,7 +421,7 @@ def write_half_graph(
             converted = convert_to_mixed_precision(
                 str(directory / SOURCE),
                 low_precision_type=str(precision),
-                nodes_to_exclude=[f"{plain.hide('n', each)}$" for each in nodes],
+                nodes_to_exclude=[f"{plain.hide('n', name)}$" for name in nodes],
                 keep_io_types=True,
                 data_max=math.inf,
                 custom_rule=OutOfRange(),
@@ -438,7 +438,7 @@ def write_half_graph(
     try:
         half, plain = convert_except(kept)
     except StageError as error:
-        inner = [each.name for each in source.graph.node if each.op_type in CONTROL_FLOW]
+        inner = [node.name for node in source.graph.node if node.op_type in CONTROL_FLOW]
         if not set(inner) - set(kept):
             raise
         try:
@@ -447,18 +447,18 @@ def write_half_graph(
             raise error from None
         reasons = dict.fromkeys(set(inner) - set(kept), INNER)
     onnx.save(half, directory / ONNX)
-    found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
+    logged, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
     shown = plain.list_nodes()
     for hidden_name, why in re.findall(r"Skipping node (.+?): (.*)", log):
         name = shown.get(hidden_name, hidden_name)
         if name not in kept and name not in reasons:
             range_of = "weights" if "initializer" in why else "values" if why == WIDE else None
-            found[name] = (
+            logged[name] = (
                 f"its {range_of} come near the end of FP16's range"
                 if range_of
                 else "by a rule of ModelOpt"
             )
-    return found | reasons
+    return logged | reasons
 
 
 def _require_standard(graph: Any, card: ModelCard, precision: Precision) -> None:
@@ -525,7 +525,7 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
 
     known, (low, usual, _) = infer_graph_types(model, card.inputs), card.batch_range
     made = (
-        *(each.name for each in card.inputs),
+        *(spec.name for spec in card.inputs),
         *(name for node in model.graph.node for name in node.output),
     )
     names = [name for name in made if known.types.get(name) == "fp32"]
@@ -545,8 +545,8 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
     outputs = [node.output[0] for node in nodes]
     session = open_model_session(expose_tensors(reduced, outputs))
     for batch, _ in split_batches(card, rows, max(low, min(usual, RANGE_SAMPLES))):
-        found = map(float, session.run(outputs, batch))
-        for name, largest, smallest, total in zip(names, found, found, found, strict=True):
+        extremes = map(float, session.run(outputs, batch))
+        for name, largest, smallest, total in zip(names, extremes, extremes, extremes, strict=True):
             if not (max(largest, -smallest) <= FP16_HEADROOM and math.isfinite(total)):
                 wide.add(name)
     return frozenset(wide)

@@ -99,7 +99,7 @@ def place_qdq(
         (name, position) for name, position in edges if by_name[name].input[position] not in unseen
     ]
     needed = {by_name[name].input[position] for name, position in edges} | set(after)
-    order = [each.name for each in model.graph.input] + [
+    order = [value.name for value in model.graph.input] + [
         out for node in model.graph.node for out in node.output
     ]
     return Placement(
@@ -143,13 +143,15 @@ def find_weight(name: str, graph: OnnxGraph) -> ConstantWeight | None:
         if node is None or node.op_type not in ("Identity", "Transpose"):
             return None
         if node.op_type == "Transpose":
-            given = next((each.ints for each in node.attribute if each.name == "perm"), None)
+            given = next(
+                (attribute.ints for attribute in node.attribute if attribute.name == "perm"), None
+            )
             orders.append(None if given is None else tuple(given))
         name = node.input[0]
     tensor = graph.weights[name]
     order = tuple(range(len(tensor.dims)))
-    for each in reversed(orders):
-        order = order[::-1] if each is None else tuple(order[axis] for axis in each)
+    for permutation in reversed(orders):
+        order = order[::-1] if permutation is None else tuple(order[axis] for axis in permutation)
     return ConstantWeight(tensor, order)
 
 
@@ -177,7 +179,7 @@ def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
 def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
     """Why the target's precision would not pay or not work for a layer; None if it fits."""
     weight = find_weight(node.input[1], graph) if len(node.input) > 1 else None
-    attributes = {each.name: each for each in node.attribute}
+    attributes = {attribute.name: attribute for attribute in node.attribute}
     if weight is None:
         form = describe_stored_weights(node, graph.producers, graph.weights)
         return f"its weights are {form} already" if form else "its weights are not constant"
@@ -215,7 +217,7 @@ def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]
     quantized = {node.input[0] for node in layers}
     writers = {node.output[0] for node in layers if node.op_type in ("Conv", "ConvTranspose")}
     depth = _compute_depths(graph)
-    found = []
+    shortcuts = []
     for node in graph.model.graph.node:
         if node.op_type != "Add" or any(name in graph.weights for name in node.input):
             continue
@@ -225,15 +227,17 @@ def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]
         end = _find_epilogue(graph, node.output[0])
         # quantized for a layer, itself or as the shortcut of the next addition
         reaches = end in quantized or any(
-            each.op_type in ("Add", "MaxPool") for each in graph.consumers.get(end, [])
+            consumer.op_type in ("Add", "MaxPool") for consumer in graph.consumers.get(end, [])
         )
         if not fusable or not reaches or node.input[0] == node.input[1]:
             continue
         kept = max(
             fusable, key=lambda name: depth[name]
         )  # the convolution that runs last is fused with the addition
-        found += [(node.name, position) for position, name in enumerate(node.input) if name != kept]
-    return found
+        shortcuts += [
+            (node.name, position) for position, name in enumerate(node.input) if name != kept
+        ]
+    return shortcuts
 
 
 def _compute_depths(graph: OnnxGraph) -> dict[str, int]:
@@ -290,13 +294,13 @@ def round_scale(scale: NDArray[np.float32], target: Target) -> NDArray[np.float3
     return round_up_to_fp16(scale)
 
 
-def quantize_activation(each: TensorRange, target: Target) -> tuple[np.float32, int, Any]:
+def quantize_activation(bounds: TensorRange, target: Target) -> tuple[np.float32, int, Any]:
     """Scale, zero point and dtype."""
     if target == "fp8":
-        return choose_scale(each.amax), 0, get_e4m3()
+        return choose_scale(bounds.amax), 0, get_e4m3()
     if target not in CPU_FORMS:
-        return round_scale(np.array([each.amax / LEVELS], np.float32), target)[0], 0, np.int8
-    low, high = max(min(each.low, 0.0), -each.amax), min(max(each.high, 0.0), each.amax)
+        return round_scale(np.array([bounds.amax / LEVELS], np.float32), target)[0], 0, np.int8
+    low, high = max(min(bounds.low, 0.0), -bounds.amax), min(max(bounds.high, 0.0), bounds.amax)
     scale = round_scale(np.array([(high - low) / UNSIGNED_LEVELS], np.float32), target)[0]
     return scale, min(round(-low / float(scale)), UNSIGNED_LEVELS), np.uint8
 
@@ -309,12 +313,12 @@ def quantize_weights(
     A channel of zeros gets the largest scale of the others, so that the scale of a bias, which is this one times that of the
     data, does not become too small for INT32.
     """
-    others = tuple(each for each in range(values.ndim) if each != axis)
+    others = tuple(dim for dim in range(values.ndim) if dim != axis)
     amax = np.abs(values).max(axis=others)
     amax = np.where(amax == 0, amax.max(), amax)
     levels = SEVEN_BIT_LEVELS if target == "cpu-7bit" else LEVELS
     scale = round_scale(amax / np.float32(levels), target)
-    shape = [-1 if each == axis else 1 for each in range(values.ndim)]
+    shape = [-1 if dim == axis else 1 for dim in range(values.ndim)]
     steps = np.rint(values / scale.reshape(shape))
     return np.clip(steps, -levels, levels).astype(np.int8), scale
 
@@ -376,7 +380,7 @@ def quantize_graph(
             + Call("calibrate", table.model, sensitivity=True)
             + "` lists its layers"
         )
-    unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
+    unseen = {name for name, bounds in table.ranges.items() if bounds.low == bounds.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)
     return qdq_from_onnx(model, placed, table.ranges, known, widen=widen), placed
 
@@ -494,7 +498,7 @@ class _Writer:
         assert weight is not None, layer
         straight = node.op_type == "Conv" or (
             node.op_type == "Gemm"
-            and any(each.name == "transB" and each.i for each in node.attribute)
+            and any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         )
         axis = 0 if straight else 1  # of the output channels
         key = weight.name, weight.order, axis
@@ -530,7 +534,7 @@ class _Writer:
         A group of a ConvTranspose shares its weights' scales with the other groups, so they repeat over the output channels.
         """
         values = onnx.numpy_helper.to_array(self._graph.weights[node.input[2]])
-        groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
         repeats = groups if node.op_type == "ConvTranspose" else 1
         scale = np.tile(weight_scale, repeats) * self._scales[self._inputs[node.name][0]]
         scale = scale.astype(np.float32)
@@ -566,7 +570,7 @@ class _Writer:
     def finish(self) -> Any:
         """The graph with the new nodes in order, without the nodes and constants that nothing reads since weights are INT8."""
         graph = self._model.graph
-        nodes = _drop_unread([*graph.node, *self._new], {each.name for each in graph.output})
+        nodes = _drop_unread([*graph.node, *self._new], {output.name for output in graph.output})
         replace_nodes(graph, sort_nodes(nodes), self._initializers.values())
         return self._model
 

@@ -130,8 +130,8 @@ def find_nonzero(
     """Lower edges, upper edges and counts of the nonempty bins above zero, in rising order."""
     index = LOWEST + np.flatnonzero(counts[LOWEST:])
     low, high = (
-        (each.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
-        for each in (index, index + 1)
+        (bits.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
+        for bits in (index, index + 1)
     )
     return low, high, counts[index].astype(np.float64)
 
@@ -141,10 +141,10 @@ def count_magnitudes(values: NDArray[np.float32]) -> NDArray[np.int64]:
     counts = np.zeros(BINS, np.int64)
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     for start in range(0, flat.size, _CHUNK):
-        found = np.bincount(
+        binned = np.bincount(
             (flat[start : start + _CHUNK] >> SHIFT & BINS - 1).view(np.int32)
         )  # without the sign
-        counts[: found.size] += found
+        counts[: binned.size] += binned
     return counts
 
 
@@ -252,7 +252,7 @@ class Collector:
         self._high: dict[str, float] = {}
         self._counts: dict[str, Any] = {}
         self._session = open_exposed_session(graph, tensors, device)
-        self._fed = {each.name for each in self._session.get_inputs()} & set(tensors)
+        self._fed = {value.name for value in self._session.get_inputs()} & set(tensors)
         self._outputs = tuple(name for name in tensors if name not in self._fed)
 
     def add(self, batch: Batch) -> None:
@@ -266,13 +266,13 @@ class Collector:
     def _add_on_host(self, batch: Batch) -> str | None:
         """The first tensor that is not finite; None if all are."""
         outputs = self._session.run(list(self._outputs), dict(batch)) if self._outputs else ()
-        found = dict(zip(self._outputs, outputs, strict=True)) | {
+        tensors = dict(zip(self._outputs, outputs, strict=True)) | {
             name: np.asarray(batch[name]) for name in self._fed
         }
         values = {
-            name: found[name].astype(np.float32, copy=False)
+            name: tensors[name].astype(np.float32, copy=False)
             for name in self.tensors
-            if found[name].size
+            if tensors[name].size
         }
         with ThreadPoolExecutor(COUNTING_THREADS) as pool:
             extremes = pool.map(
@@ -295,8 +295,8 @@ class Collector:
             name: torch.from_numpy(np.ascontiguousarray(value)).cuda()
             for name, value in batch.items()
         }
-        found = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
-        kept = {name: found[name].float() for name in self.tensors if found[name].numel()}
+        tensors = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
+        kept = {name: tensors[name].float() for name in self.tensors if tensors[name].numel()}
         if not kept:
             return None
         extremes = (
@@ -338,9 +338,9 @@ class Collector:
             return np.zeros(BINS, np.int64)
         if self.device == "cpu":
             return self._counts[name]
-        found = self._counts[name].cpu().numpy()
-        found[0] += found[-1] - found[:-1].sum()  # the zeros, which the device does not count
-        return found[:-1]
+        counts = self._counts[name].cpu().numpy()
+        counts[0] += counts[-1] - counts[:-1].sum()  # the zeros, which the device does not count
+        return counts[:-1]
 
 
 NODES_AT_ONCE = 16
@@ -352,8 +352,8 @@ def describe_nonfinite(graph: Path, batch: Batch, tensor: str) -> str:
     problem = (
         f"tensor '{escape(tensor)}' contains NaN or Inf on the calibration data, so it has no range"
     )
-    given = [np.asarray(each) for each in batch.values()]
-    if any(each.dtype.kind == "f" and not np.isfinite(each).all() for each in given):
+    given = [np.asarray(array) for array in batch.values()]
+    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in given):
         return f"{problem}\nthe data themselves contain NaN or Inf; check the preprocessing"
     remedy = "`" + Call("build", "MODEL", precision="fp32") + "` verifies the source model"
     for kind, is_broken in (("NaN", np.isnan), ("Inf", np.isinf)):
@@ -379,7 +379,7 @@ def _trace_infinity(graph: Path, batch: Batch, node: Any) -> tuple[Any, str] | N
     Only what `node` reads is followed: an Inf elsewhere, such as in a mask, is no cause.
     """
     model = load_onnx(graph)
-    makers = {name: each for each in model.graph.node for name in each.output if name}
+    makers = {name: node for node in model.graph.node for name in node.output if name}
     session = open_model_session(expose_tensors(model, makers))
     names, infinite = [*makers], set[str]()
     for start in range(0, len(names), NODES_AT_ONCE):
@@ -390,11 +390,11 @@ def _trace_infinity(graph: Path, batch: Batch, node: Any) -> tuple[Any, str] | N
                 infinite.add(name)
         if {*node.output} & {*part}:
             break  # what comes after the node is no cause
-    found = None
-    while (name := next((each for each in node.input if each in infinite), None)) is not None:
+    origin = None
+    while (name := next((name for name in node.input if name in infinite), None)) is not None:
         node = makers[name]
-        found = node, name
-    return found
+        origin = node, name
+    return origin
 
 
 def find_first_result(
@@ -430,7 +430,9 @@ def open_model_session(model: Any, device: Device = "cpu") -> Any:
     options = ort.SessionOptions()
     if not find_quantized_operators(model):
         options.graph_optimization_level = get_level("disabled")
-    elif any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
+    elif any(
+        tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN for tensor in model.graph.initializer
+    ):
         options.add_session_config_entry(
             "session.disable_quant_qdq", "1"
         )  # otherwise it moves FP8 to operators without FP8 kernels
@@ -452,11 +454,12 @@ def run_on_device(
     torch.cuda.current_stream().synchronize()
     session.run_with_iobinding(binding)
     binding.synchronize_outputs()
-    found = {}
+    results = {}
     for name, value in zip(outputs, binding.get_outputs(), strict=True):
         source = _DeviceArray(int(value.data_ptr()), tuple(value.shape()))
-        found[name] = torch.as_tensor(source, device="cuda").clone()  # the binding frees its memory
-    return found
+        # a copy, because the binding frees its memory
+        results[name] = torch.as_tensor(source, device="cuda").clone()
+    return results
 
 
 class _DeviceArray:

@@ -85,15 +85,15 @@ class Fp32Reference:
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
         """Also sets `each_db`, the SNR of each sample of the first output, and `usual_db`, their mean."""
-        found = self._predict(graph, step)
-        pairs = self._pair_outputs(found)
+        predictions = self._predict(graph, step)
+        pairs = self._pair_outputs(predictions)
         snr, self.each_db = None, np.zeros(0)
         if all(expected.size and expected.shape == value.shape for expected, value in pairs):
             errors, rows = (
                 [compute_output_error("", *pair).snr_db for pair in pairs],
                 compute_row_errors(*pairs[0]),
             )
-            snr = min(EXACT_DB if each is None else each for each in errors)
+            snr = min(EXACT_DB if error is None else error for error in errors)
             snr = max(min(round(snr, 2), EXACT_DB), -EXACT_DB)
             with np.errstate(
                 divide="ignore", invalid="ignore"
@@ -106,7 +106,7 @@ class Fp32Reference:
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
         cost = (
-            self.task.measure_drop(truths, source, found.values)
+            self.task.measure_drop(truths, source, predictions.values)
             if self.card.task in TASKS or self.truths
             else None
         )
@@ -118,7 +118,7 @@ class Fp32Reference:
 
     def _predict(self, graph: Any, step: ProgressStep) -> Predictions:
         """The predictions, with the rows of all outputs after the first, and of selected ones."""
-        names = [each.name for each in self.card.outputs]
+        names = [spec.name for spec in self.card.outputs]
         session = open_model_session(graph, self.device)
 
         def run(batch: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
@@ -127,18 +127,18 @@ class Fp32Reference:
         keep = {*names[1:], *self.selection.outputs}
         return predict_samples(self.model, self.card, self.samples, self.task, run, step, keep)
 
-    def _pair_outputs(self, found: Predictions) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """FP32's first output and that of `found`, (samples, values), then the other floating-point outputs of all samples.
+    def _pair_outputs(self, predictions: Predictions) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """FP32's first output and that of `predictions`, (samples, values), then the other floating-point outputs of all samples.
 
         Rows that the graph selects are sets.
         """
         first = self.card.outputs[0].name
-        pairs = [(self.reference.outputs, found.outputs)]
-        aligned = align_predictions(self.reference, found, self.selection)
+        pairs = [(self.reference.outputs, predictions.outputs)]
+        aligned = align_predictions(self.reference, predictions, self.selection)
         for name, value in aligned[0][0].items() if aligned else ():
             if value.dtype.kind != "f":
                 continue
-            one, two = (
+            expected, actual = (
                 np.concatenate(
                     [_flatten(part[side][name], by_sample=name == first) for part in aligned],
                     axis=0 if name == first else 1,
@@ -146,9 +146,9 @@ class Fp32Reference:
                 for side in (0, 1)
             )
             if name == first:
-                pairs[0] = one, two
+                pairs[0] = expected, actual
             else:
-                pairs.append((one, two))
+                pairs.append((expected, actual))
         return pairs
 
 
@@ -234,10 +234,10 @@ def compare_methods(
     The tables may be of its `altered` graph. The best has the highest SNR of all samples plus mean SNR of each.
     """
     device: Device = "cuda" if target not in CPU_FORMS and list_gpus() else "cpu"
-    found = {method: table.sha256 for method, table in tables.items()}
+    hashes = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, samples) | {
         "target": target,
-        "tables": found,
+        "tables": hashes,
         "provider": device,
     }
 
@@ -253,7 +253,7 @@ def compare_methods(
                 usual[method] = against.usual_db
         order, known = (
             make_cost_order(costs.values()),
-            all(each.snr_db is not None for each in costs.values()),
+            all(cost.snr_db is not None for cost in costs.values()),
         )
         best = max(costs, key=lambda method: order(costs[method]) + known * usual[method])
         return MethodsInfo(len(samples.files), costs, best=best)
@@ -293,8 +293,8 @@ def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     """MACs of every layer that has a known number of them, at the profile's `opt` shapes."""
     name_nodes(graph)
     known = infer_graph_types(graph, card.inputs)
-    found = {node.name: count_node_macs(node, known) for node in graph.graph.node}
-    return {name: macs for name, macs in found.items() if macs}
+    macs_of = {node.name: count_node_macs(node, known) for node in graph.graph.node}
+    return {name: macs for name, macs in macs_of.items() if macs}
 
 
 def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, An
         "revision": REVISION,
         "model": model.id,
         "set": samples.sha256,
-        "labels": hash_value([each.label for each in samples.files]),
+        "labels": hash_value([file.label for file in samples.files]),
         "onnxruntime": get_package_version("onnxruntime-gpu"),
     }
 
@@ -340,7 +340,7 @@ class SelectionInfo:
     @property
     def cost(self) -> PrecisionCost | None:
         """Cost of the chosen layers; None if all are kept, which is FP32."""
-        return next((each.cost for each in self.tried if each.kept == len(self.keep)), None)
+        return next((step.cost for step in self.tried if step.kept == len(self.keep)), None)
 
 
 def select_kept_layers(
@@ -427,9 +427,9 @@ def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
         Argument("budget", f"{budget.limit:g}{budget.unit}") + f" leaves no layer in {precision}"
     )
     usable = [
-        each
-        for each in selection.tried
-        if each.cost.finite and (points or (each.cost.snr_db or 0.0) >= 0.1)
+        step
+        for step in selection.tried
+        if step.cost.finite and (points or (step.cost.snr_db or 0.0) >= 0.1)
     ]
     if not usable:
         raise GateError(

@@ -40,9 +40,9 @@ def correct_biases(
         edited = EditedGraph(model)
         group = [edited.nodes[name] for name in able[start : start + size]]
         outputs = {node.output[0]: axes[node.output[0]] for node in group}
-        found = measure_means(quantize(model), outputs)
+        means = measure_means(quantize(model), outputs)
         for node in group:
-            _shift(edited, node, wanted[node.output[0]] - found[node.output[0]])
+            _shift(edited, node, wanted[node.output[0]] - means[node.output[0]])
         model = edited.finish()
     return model, len(able)
 

@@ -70,7 +70,7 @@ def distill_graph(
     """
     student = _Student(graph, placed, ranges, device)
     run_student, run_teacher = TorchGraph(graph, device), TorchGraph(teacher, device)
-    outputs = [each.name for each in graph.graph.output]
+    outputs = [output.name for output in graph.graph.output]
     hidden = [name for name in student.results if name not in outputs]
 
     optimizer = torch.optim.Adam(student.list_groups())
@@ -89,10 +89,10 @@ def distill_graph(
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             with torch.no_grad():
                 wanted = run_teacher.run(feeds, [*outputs, *hidden])
-            found = run_student.run(feeds, [*outputs, *hidden], student.read)
-            loss = _measure_errors(found, wanted, outputs)
+            results = run_student.run(feeds, [*outputs, *hidden], student.read)
+            loss = _measure_errors(results, wanted, outputs)
             if hidden:
-                loss = loss + HIDDEN_WEIGHT / len(hidden) * _measure_errors(found, wanted, hidden)
+                loss = loss + HIDDEN_WEIGHT / len(hidden) * _measure_errors(results, wanted, hidden)
             optimizer.zero_grad()
             _differentiate(loss)
         optimizer.step()
@@ -111,15 +111,15 @@ def _differentiate(loss: Any) -> None:
 
 def _choose_steps(seconds: float, steps: int) -> int:
     """How many steps fit into the time, from that of the first."""
-    each = seconds / steps
-    fitting = int(LONGEST_S / max(each, 1e-9))
+    step_s = seconds / steps
+    fitting = int(LONGEST_S / max(step_s, 1e-9))
     if fitting < FEWEST_STEPS:
-        raise NotLearnedError(f"a step takes {each:.0f} s here")
+        raise NotLearnedError(f"a step takes {step_s:.0f} s here")
     return min(STEPS, fitting)
 
 
 def _measure_errors(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], names: Sequence[str]
+    actual: Mapping[str, Any], wanted: Mapping[str, Any], names: Sequence[str]
 ) -> Any:
     """The sum over tensors of the mean over samples of ‖found - wanted‖² / ‖wanted‖²."""
     total = torch.zeros(())
@@ -128,7 +128,7 @@ def _measure_errors(
         if not target.is_floating_point() or not target.ndim:
             continue
         rows = target.reshape(len(target), -1)
-        off = (found[name].reshape(rows.shape) - rows).square().sum(1)
+        off = (actual[name].reshape(rows.shape) - rows).square().sum(1)
         total = total.to(off.device) + (off / rows.square().sum(1).clamp(min=SMALLEST)).mean()
     return total
 
@@ -156,7 +156,9 @@ class _Student:
             self._weights[node.name] = self._learn(weight)
             if bias is not None and bias.values is not None:
                 self._biases[bias.node.name, bias.position] = self._learn(bias.values)
-        bounds = {name: _find_bounds(each, self._unsigned) for name, each in self._ranges.items()}
+        bounds = {
+            name: _find_bounds(bounds, self._unsigned) for name, bounds in self._ranges.items()
+        }
         self._bounds = {name: self._learn(np.array(ends)) for name, ends in bounds.items()}
         self._growth = {name: self._learn(np.zeros(2)) for name in bounds}
 
@@ -168,8 +170,11 @@ class _Student:
         """What is learned, with its rate at first."""
         values = [*self._weights.values(), *self._biases.values()]
         groups = [
-            {"params": [each], "lr": RATE * max(float(each.detach().abs().mean()), SMALLEST)}
-            for each in values
+            {
+                "params": [parameter],
+                "lr": RATE * max(float(parameter.detach().abs().mean()), SMALLEST),
+            }
+            for parameter in values
         ]
         return [*groups, {"params": [*self._growth.values()], "lr": RANGE_RATE}]
 
@@ -186,7 +191,7 @@ class _Student:
 
     def _round_weight(self, layer: str) -> Any:
         weight, axis = self._weights[layer], self._axes[layer]
-        others = [each for each in range(weight.ndim) if each != axis]
+        others = [dim for dim in range(weight.ndim) if dim != axis]
         peak = weight.abs().amax(others, keepdim=True)
         scale = self._store(peak.clamp(min=float(np.finfo(np.float32).tiny)) / self._levels)
         return _round(weight / scale).clamp(-self._levels, self._levels) * scale
@@ -223,22 +228,22 @@ class _Student:
         return self._edited.finish()
 
     def read_ranges(self) -> dict[str, TensorRange]:
-        found = {}
+        ranges = {}
         for name, before in self._ranges.items():
-            low, high = (float(each) for each in self._find_ends(name).detach().cpu())
-            found[name] = (
+            low, high = (float(end) for end in self._find_ends(name).detach().cpu())
+            ranges[name] = (
                 TensorRange(max(-low, high), low, high)
                 if self._unsigned
                 else TensorRange(high, before.low, before.high)
             )
-        return found
+        return ranges
 
 
-def _find_bounds(each: TensorRange, unsigned: bool) -> tuple[float, float]:
+def _find_bounds(bounds: TensorRange, unsigned: bool) -> tuple[float, float]:
     """The ends of a range as a build has them."""
     if not unsigned:
-        return -each.amax, each.amax
-    return max(min(each.low, 0.0), -each.amax), min(max(each.high, 0.0), each.amax)
+        return -bounds.amax, bounds.amax
+    return max(min(bounds.low, 0.0), -bounds.amax), min(max(bounds.high, 0.0), bounds.amax)
 
 
 def _round(x: Any) -> Any:

@@ -54,10 +54,10 @@ class EditedGraph:
         name = node.input[1]
         if name in self._own:
             return self._own[name]
-        found = find_weight(name, self.graph)
-        if found is None or found.tensor.data_type != onnx.TensorProto.FLOAT:
+        weight = find_weight(name, self.graph)
+        if weight is None or weight.tensor.data_type != onnx.TensorProto.FLOAT:
             return None
-        return found.read()
+        return weight.read()
 
     def write(self, node: Any, position: int, values: NDArray[Any]) -> None:
         """Lets `node` read `values`, in FP32, at an input."""
@@ -120,7 +120,7 @@ def iterate_tensors(
     device: Device,
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
     """The values of tensors of `graph`, an altered graph of `model`, on each batch of samples."""
-    fed = {each.name for each in graph.graph.input}
+    fed = {value.name for value in graph.graph.input}
     copy = onnx.ModelProto()
     copy.CopyFrom(graph)
     session = open_model_session(expose_tensors(copy, tensors), device)
@@ -129,10 +129,10 @@ def iterate_tensors(
     if smallest < size:
         size = fit_batch_size(card, BATCH)
     for batch, count in iterate_input_batches(model, card, samples, size):
-        found = dict(zip(wanted, session.run(wanted, dict(batch)), strict=True))
+        values = dict(zip(wanted, session.run(wanted, dict(batch)), strict=True))
         for name in fed & {*tensors}:
-            found[name] = batch[name]
-        yield {name: _drop_fill(value, batch, count, card) for name, value in found.items()}
+            values[name] = batch[name]
+        yield {name: _drop_fill(value, batch, count, card) for name, value in values.items()}
 
 
 def _drop_fill(

@@ -125,8 +125,8 @@ def balance_channels(kind: Divider) -> Callable[[Any, Workbench], Change]:
         for values in bench.iterate(graph, [*axes]) if axes else ():
             for name, axis in axes.items():
                 value = np.abs(values[name])
-                found = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).max(axis=0)
-                peaks[name] = np.maximum(peaks.get(name, 0), found)
+                peak = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).max(axis=0)
+                peaks[name] = np.maximum(peaks.get(name, 0), peak)
         return Change(*divide_channels(graph, kind, layers, peaks))
 
     return change
@@ -144,9 +144,9 @@ def learn_rounding(graph: Any, bench: Workbench) -> Change:
     inputs = [node.input[0] for node, _, _ in layers]
     for values in bench.iterate(graph, inputs) if layers else ():
         for node, attributes, weight in layers:
-            found = collect_moments(values[node.input[0]], node, attributes, weight)
-            if found is not None:
-                moments[node.name] = moments.get(node.name, 0) + found
+            products = collect_moments(values[node.input[0]], node, attributes, weight)
+            if products is not None:
+                moments[node.name] = moments.get(node.name, 0) + products
 
     count = 0
     for node, _, _ in layers:
@@ -172,20 +172,20 @@ def round_weight(
     groups = len(moments)
     if len(scale) % groups or outputs.shape[1] != moments.shape[1]:
         return None
-    size, found = len(scale) // groups, nearest.copy()
+    size, rounded = len(scale) // groups, nearest.copy()
     levels = SEVEN_BIT_LEVELS if target == "cpu-7bit" else LEVELS
     wide = scale.astype(np.float64)
     for group in range(groups):
         part = slice(group * size, (group + 1) * size)
-        found[part] = round_together(
+        rounded[part] = round_together(
             outputs[part], nearest[part], wide[part], moments[group], levels
         )
-    if np.array_equal(found, nearest):
+    if np.array_equal(rounded, nearest):
         return None
     shape = np.moveaxis(values, axis, 0).shape
-    made = np.moveaxis((found * wide[:, None]).astype(np.float32).reshape(shape), 0, axis)
+    made = np.moveaxis((rounded * wide[:, None]).astype(np.float32).reshape(shape), 0, axis)
     again, same_scale = quantize_weights(made, axis, target)
-    kept = np.array_equal(np.moveaxis(again, axis, 0).reshape(found.shape), found)
+    kept = np.array_equal(np.moveaxis(again, axis, 0).reshape(rounded.shape), rounded)
     return (
         np.ascontiguousarray(made)
         if kept and np.allclose(same_scale, scale, rtol=1e-6, atol=0)
@@ -198,15 +198,15 @@ def _choose_batch(bench: Workbench, graph: Any) -> int:
     edited = EditedGraph(graph)
     results = [edited.nodes[name].output[0] for name in bench.list_layers(graph)]
     values = next(iter(bench.iterate(graph, results)))
-    each = sum(value.nbytes for value in values.values()) / BATCH
+    sample_bytes = sum(value.nbytes for value in values.values()) / BATCH
     room = MOST_RESULT_BYTES * (16 if bench.device == "cuda" else 1)
-    return max(1, min(DISTILLED_BATCH, int(room / max(each, 1))))
+    return max(1, min(DISTILLED_BATCH, int(room / max(sample_bytes, 1))))
 
 
 def correct_means(graph: Any, bench: Workbench) -> Change:
-    def measure(each: Any, axes: Mapping[str, int]) -> Mapping[str, NDArray[np.float64]]:
+    def measure(graph: Any, axes: Mapping[str, int]) -> Mapping[str, NDArray[np.float64]]:
         counter = MeanCounter(axes)
-        for values in bench.iterate(each, [*axes]):
+        for values in bench.iterate(graph, [*axes]):
             counter.add(values)
         return counter.means()
 
@@ -230,14 +230,14 @@ def distill(graph: Any, bench: Workbench) -> Change:
 
 def _draw_batches(bench: Workbench, graph: Any) -> list[Batch]:
     """The samples that are learned from in batches, as many as `MOST_LEARNED_BYTES` holds."""
-    found, held = list[Batch](), 0
+    batches, held = list[Batch](), 0
     size = fit_batch_size(bench.card, _choose_batch(bench, graph))
     for batch, _ in iterate_input_batches(bench.model, bench.card, bench.learn, size):
-        held += sum(each.nbytes for each in batch.values())
-        if found and held > MOST_LEARNED_BYTES:
+        held += sum(array.nbytes for array in batch.values())
+        if batches and held > MOST_LEARNED_BYTES:
             break
-        found.append(batch)
-    return found
+        batches.append(batch)
+    return batches
 
 
 STEPS: Mapping[str, Step] = {
@@ -295,7 +295,7 @@ def recover_accuracy(
         "model": model.id,
         "steps": list(names),
         "set": samples.sha256,
-        "labels": [each.label for each in samples.files],
+        "labels": [file.label for file in samples.files],
         "target": target,
         "budget": None if budget is None else plain_from_record(budget),
         "provider": device,
@@ -303,15 +303,15 @@ def recover_accuracy(
     }
 
     def make(directory: Path) -> RecoveredInfo:
-        found = _try_steps(
+        recovered = _try_steps(
             model, names, judge, learn, target, budget, calibrate, device, store, listener
         )
-        _write_entry(directory, found.source, load_onnx(found.source.file(ONNX)))
-        write_table(directory / TABLE, found.table)
-        return _describe(model, found.steps)
+        _write_entry(directory, recovered.source, load_onnx(recovered.source.file(ONNX)))
+        write_table(directory / TABLE, recovered.table)
+        return _describe(model, recovered.steps)
 
     entry, _ = store.produce(RecoveredInfo, recipe, make, parents=(model.id,), listener=listener)
-    table, helped = read_table(entry.file(TABLE)), any(each.kept for each in entry.info.steps[1:])
+    table, helped = read_table(entry.file(TABLE)), any(step.kept for step in entry.info.steps[1:])
     source = as_model(entry) if helped else model
     return Recovered(source, table, entry.info.steps, (entry.id,))
 
@@ -337,7 +337,7 @@ def split_samples(samples: SampleSet) -> tuple[SampleSet, SampleSet]:
     judge = draw_subset(samples, count)
     judging = {*judge.files}
     return judge, replace(
-        samples, files=tuple(each for each in samples.files if each not in judging)
+        samples, files=tuple(file for file in samples.files if file not in judging)
     )
 
 
@@ -397,27 +397,27 @@ def _try_steps(
                     ranges={**table.ranges, **(change.ranges or {})},
                 )
             )
-            found, rows = judge.measure(
+            altered_cost, rows = judge.measure(
                 quantize_graph(load_onnx(altered.file(ONNX)), new, target)[0]
             )
             gain, interval = compare_samples(each_db, rows, confidence)
-            helps = interval is not None and interval[0] > 0 and found.finite
+            helps = interval is not None and interval[0] > 0 and altered_cost.finite
             seconds = time.monotonic() - started
             steps.append(
                 RecoveryStep(
                     name,
                     f"{change.places} {step.changed}" + (f", {change.said}" if change.said else ""),
-                    found.snr_db,
+                    altered_cost.snr_db,
                     gain,
                     interval,
-                    found.drop,
-                    found.drop_ci,
+                    altered_cost.drop,
+                    altered_cost.drop_ci,
                     seconds,
                     helps,
                 )
             )
             if helps:
-                source, table, cost, each_db = altered, new, found, rows
+                source, table, cost, each_db = altered, new, altered_cost, rows
                 teacher = altered if step.exact else teacher
     return Recovered(source, table, tuple(steps), ())
 

@@ -28,8 +28,8 @@ def round_together(
     grid stay, so that the scale stays the same. The objective, tr((Q s - W) M (Q s - W)ᵀ), never rises.
     """
     exact = values / scale[:, None]
-    found = steps.astype(np.int64)
-    error = (found - exact) * scale[:, None]
+    rounded = steps.astype(np.int64)
+    error = (rounded - exact) * scale[:, None]
     slope = error @ moments
     diagonal = np.diag(moments)
     below = np.floor(exact).astype(np.int64)
@@ -38,22 +38,24 @@ def round_together(
         changed = 0
         for column in range(values.shape[1]):
             other = np.where(
-                found[:, column] > below[:, column], below[:, column], below[:, column] + 1
+                rounded[:, column] > below[:, column], below[:, column], below[:, column] + 1
             )
-            change = (other - found[:, column]) * scale
+            change = (other - rounded[:, column]) * scale
             gain = 2 * slope[:, column] * change + diagonal[column] * change**2
             free = (
-                (np.abs(found[:, column]) < levels) & (np.abs(other) < levels) & ~on_grid[:, column]
+                (np.abs(rounded[:, column]) < levels)
+                & (np.abs(other) < levels)
+                & ~on_grid[:, column]
             )
             rows = np.flatnonzero(free & (gain < -1e-12 * np.abs(diagonal[column] * change**2)))
             if not rows.size:
                 continue
-            found[rows, column] = other[rows]
+            rounded[rows, column] = other[rows]
             slope[rows] += change[rows, None] * moments[column]
             changed += rows.size
         if not changed:
             break
-    return found.astype(np.int32)
+    return rounded.astype(np.int32)
 
 
 def collect_moments(
@@ -97,7 +99,7 @@ def _unfold(
         )
         pads = [0, pads[0], 0, pads[1]]
     tensor = torch.nn.functional.pad(tensor, (pads[1], pads[3], pads[0], pads[2]))
-    found: NDArray[np.float32] = torch.nn.functional.unfold(
+    patches: NDArray[np.float32] = torch.nn.functional.unfold(
         tensor, kernel, dilation=dilation, stride=stride
     ).numpy()
-    return found
+    return patches

@@ -45,22 +45,22 @@ def find_sites(edited: EditedGraph, kind: Divider, layers: Collection[str]) -> l
         for tensor in node.output:
             readers = edited.graph.consumers.get(tensor, [])
             fits = readers and all(
-                each.op_type in WEIGHTED_OPS
-                and each.op_type != "ConvTranspose"
-                and each.input[0] == tensor
-                and tensor not in each.input[1:]
-                and edited.read_weight(each) is not None
-                and (each.op_type != "Gemm" or not read_attributes(each).get("transA", 0))
-                for each in readers
+                reader.op_type in WEIGHTED_OPS
+                and reader.op_type != "ConvTranspose"
+                and reader.input[0] == tensor
+                and tensor not in reader.input[1:]
+                and edited.read_weight(reader) is not None
+                and (reader.op_type != "Gemm" or not read_attributes(reader).get("transA", 0))
+                for reader in readers
             )
-            axes = {find_channel_axis(each) for each in readers}
+            axes = {find_channel_axis(reader) for reader in readers}
             if not fits or len(axes) != 1 or tensor in edited.graph.outputs:
                 continue
-            if layers and not {each.name for each in readers} & {*layers}:
+            if layers and not {reader.name for reader in readers} & {*layers}:
                 continue
             divider = _find_divider(edited, tensor, next(iter(axes)), kind)
             if divider is not None:
-                names = tuple(each.name for each in readers)
+                names = tuple(reader.name for reader in readers)
                 sites.append(Site(tensor, next(iter(axes)), divider.name, names))
     return sites
 
@@ -139,7 +139,7 @@ def divide_channels(
 
 def list_scaled_tensors(model: Any, kind: Divider, layers: Collection[str]) -> dict[str, int]:
     """The tensors whose channels' peaks `divide_channels` needs, with the axis of their channels."""
-    return {each.tensor: each.axis for each in find_sites(EditedGraph(model), kind, layers)}
+    return {site.tensor: site.axis for site in find_sites(EditedGraph(model), kind, layers)}
 
 
 def _choose_factors(
@@ -148,10 +148,10 @@ def _choose_factors(
     readers = [edited.nodes[name] for name in site.readers]
     weights = []
     for node in readers:
-        found = _find_input_peaks(edited, node, peak.size)
-        if found is None:
+        peaks = _find_input_peaks(edited, node, peak.size)
+        if peaks is None:
             return None
-        weights.append(found)
+        weights.append(peaks)
     weight = np.max(weights, axis=0)
     used = (peak > 0) & (weight > 0)
     if not used.any():
@@ -202,7 +202,7 @@ def _divide(edited: EditedGraph, node: Any, factors: NDArray[np.float64]) -> Non
     weight, bias = edited.read_weight(node), edited.find_bias(node)
     assert weight is not None
     axis = find_output_axis(node)
-    shape = [-1 if each == axis else 1 for each in range(weight.ndim)]
+    shape = [-1 if dim == axis else 1 for dim in range(weight.ndim)]
     edited.write(node, 1, weight.astype(np.float64) / factors.reshape(shape))
     if bias is not None and bias.values is not None:
         edited.write(bias.node, bias.position, bias.values.astype(np.float64) / factors)

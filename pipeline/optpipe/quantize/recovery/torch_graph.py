@@ -55,7 +55,7 @@ class TorchGraph:
     def __init__(self, model: Any, device: str) -> None:
         self._nodes = list(model.graph.node)
         self._opset = next(
-            (each.version for each in model.opset_import if each.domain in STANDARD), 1
+            (opset.version for opset in model.opset_import if opset.domain in STANDARD), 1
         )
         self._device = device
         self._calls = [call_from_node(node, self._opset) for node in self._nodes]
@@ -64,8 +64,8 @@ class TorchGraph:
             name: at for at, node in enumerate(self._nodes) for name in list_read_names(node)
         }
         self.constants: dict[str, Any] = {
-            each.name: torch.from_numpy(np.array(onnx.numpy_helper.to_array(each))).to(device)
-            for each in model.graph.initializer
+            tensor.name: torch.from_numpy(np.array(onnx.numpy_helper.to_array(tensor))).to(device)
+            for tensor in model.graph.initializer
         }
 
     def run(
@@ -73,7 +73,7 @@ class TorchGraph:
     ) -> dict[str, Any]:
         """The tensors `outputs`. Raises UnknownOperatorError for a node that cannot be computed, or has no gradient here."""
         values: dict[str, Any] = {**self.constants, **inputs}
-        found = {name: values[name] for name in outputs if name in values}
+        computed = {name: values[name] for name in outputs if name in values}
         for at, node in enumerate(self._nodes):
             given = [
                 read(node, position, values[name]) if name else None
@@ -83,15 +83,15 @@ class TorchGraph:
             for name, value in zip(node.output, results, strict=False):
                 values[name] = value
                 if name in outputs:
-                    found[name] = value
+                    computed[name] = value
             for name in {*node.input, *node.output}:
                 if self._last.get(name, -1) <= at:
                     values.pop(name, None)
-            if len(found) == len({*outputs}):
+            if len(computed) == len({*outputs}):
                 break
-        if missing := sorted({*outputs} - found.keys()):
+        if missing := sorted({*outputs} - computed.keys()):
             raise UnknownOperatorError(f"no operator here computes '{missing[0]}'")
-        return found
+        return computed
 
     def _compute(self, at: int, given: list[Any]) -> tuple[Any, ...]:
         node, call = self._nodes[at], self._calls[at]
@@ -102,7 +102,7 @@ class TorchGraph:
                 raise UnknownOperatorError(f"{node.op_type} '{node.name}': {error}") from error
             return made if isinstance(made, tuple) else (made,)
         passes = node.op_type not in WITHOUT_GRADIENT
-        if passes and any(each is not None and each.requires_grad for each in given):
+        if passes and any(tensor is not None and tensor.requires_grad for tensor in given):
             raise UnknownOperatorError(f"{node.op_type} '{node.name}' has no gradient here")
         return self._evaluate(at, given)
 
@@ -120,7 +120,7 @@ class TorchGraph:
             made = self._evaluators[at].run(None, feeds)
         except Exception as error:
             raise UnknownOperatorError(f"{node.op_type} '{node.name}': {error}") from error
-        return tuple(torch.from_numpy(np.array(each)).to(self._device) for each in made)
+        return tuple(torch.from_numpy(np.array(array)).to(self._device) for array in made)
 
 
 def _open_evaluator(node: Any, opset: int) -> Any:

@@ -27,8 +27,8 @@ class Call(NamedTuple):
 
     def read(self, name: str, default: Any = None) -> Any:
         """An attribute; strings as text."""
-        found = self.attributes.get(name, default)
-        return found.decode() if isinstance(found, bytes) else found
+        attribute = self.attributes.get(name, default)
+        return attribute.decode() if isinstance(attribute, bytes) else attribute
 
 
 def call_from_node(node: Any, opset: int) -> Call:
@@ -50,7 +50,7 @@ def _fold(function: Callable[[Any, Any], Any]) -> Operator:
 
 
 def _list(values: Any) -> list[int]:
-    return [int(each) for each in values.reshape(-1)]
+    return [int(number) for number in values.reshape(-1)]
 
 
 def _choose_axes(call: Call, given: Any, default: Sequence[int] | None) -> list[int] | None:
@@ -154,7 +154,7 @@ def _squeeze(call: Call, x: Any, given: Any = None) -> Any:
 def _unsqueeze(call: Call, x: Any, given: Any = None) -> Any:
     axes = _choose_axes(call, given, ()) or []
     rank = x.ndim + len(axes)
-    for axis in sorted(each % rank for each in axes):
+    for axis in sorted(place % rank for place in axes):
         x = x.unsqueeze(axis)
     return x
 
@@ -208,14 +208,14 @@ def _tile(_call: Call, x: Any, repeats: Any) -> Any:
 
 def _pad(call: Call, x: Any, given: Any = None, value: Any = None, axes: Any = None) -> Any:
     pads = _list(given) if given is not None else list(call.read("pads"))
-    over = [each % x.ndim for each in _list(axes)] if axes is not None else list(range(x.ndim))
+    over = [place % x.ndim for place in _list(axes)] if axes is not None else list(range(x.ndim))
     sides = [(0, 0)] * x.ndim
     for at, axis in enumerate(over):
         sides[axis] = pads[at], pads[at + len(over)]
     mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate"}.get(
         call.read("mode", "constant")
     )
-    flat = [each for pair in reversed(sides) for each in pair]
+    flat = [amount for pair in reversed(sides) for amount in pair]
     if mode == "constant":
         fill = float(value) if value is not None else float(call.read("value", 0.0))
         return torch.nn.functional.pad(x, flat, value=fill)
@@ -235,9 +235,9 @@ class _Window(NamedTuple):
         """As `torch.nn.functional.pad` takes them."""
         axes = len(self.kernel)
         return [
-            each
+            amount
             for axis in reversed(range(axes))
-            for each in (self.pads[axis], self.pads[axis + axes])
+            for amount in (self.pads[axis], self.pads[axis + axes])
         ]
 
 
@@ -254,7 +254,7 @@ def _read_window(call: Call, x: Any, kernel: Sequence[int]) -> _Window:
             max((-(-size // by) - 1) * by + span - size, 0)
             for size, by, span in zip(x.shape[2:], stride, spans, strict=True)
         ]
-        less, more = [each // 2 for each in total], [each - each // 2 for each in total]
+        less, more = [amount // 2 for amount in total], [amount - amount // 2 for amount in total]
         pads = less + more if auto == "SAME_UPPER" else more + less
     return _Window(list(kernel), stride, dilation, pads)
 
@@ -297,22 +297,22 @@ def _pool_largest(call: Call, x: Any) -> Any:
 
 def _pool_mean(call: Call, x: Any) -> Any:
     window = _read_window(call, x, call.read("kernel_shape"))
-    if call.read("ceil_mode", 0) or any(each != 1 for each in window.dilation):
+    if call.read("ceil_mode", 0) or any(step != 1 for step in window.dilation):
         raise UnknownOperatorError("AveragePool with ceil_mode or dilations")
     function = getattr(torch.nn.functional, f"avg_pool{len(window.kernel)}d")
     pads = window.flatten_pads()
-    found = function(torch.nn.functional.pad(x, pads), window.kernel, window.stride)
+    mean = function(torch.nn.functional.pad(x, pads), window.kernel, window.stride)
     if not any(pads) or call.read("count_include_pad", 0):
-        return found
+        return mean
     ones = torch.nn.functional.pad(torch.ones_like(x[:1, :1]), pads)
-    return found / function(ones, window.kernel, window.stride)
+    return mean / function(ones, window.kernel, window.stride)
 
 
 def _multiply_general(call: Call, a: Any, b: Any, c: Any = None) -> Any:
     a = a.transpose(0, 1) if call.read("transA", 0) else a
     b = b.transpose(0, 1) if call.read("transB", 0) else b
-    found = call.read("alpha", 1.0) * (a @ b)
-    return found if c is None else found + call.read("beta", 1.0) * c
+    product = call.read("alpha", 1.0) * (a @ b)
+    return product if c is None else product + call.read("beta", 1.0) * c
 
 
 def _normalize_batch(call: Call, x: Any, gain: Any, shift: Any, mean: Any, variance: Any) -> Any:
@@ -327,8 +327,8 @@ def _normalize_layer(call: Call, x: Any, gain: Any, shift: Any = None) -> Any:
     axes = list(range(call.read("axis", -1) % x.ndim, x.ndim))
     centered = x - x.mean(axes, keepdim=True)
     variance = centered.square().mean(axes, keepdim=True)
-    found = centered * torch.rsqrt(variance + call.read("epsilon", 1e-5)) * gain
-    return found if shift is None else found + shift
+    normalized = centered * torch.rsqrt(variance + call.read("epsilon", 1e-5)) * gain
+    return normalized if shift is None else normalized + shift
 
 
 def _normalize_root(call: Call, x: Any, gain: Any) -> Any:
@@ -346,7 +346,7 @@ def _normalize_instance(call: Call, x: Any, gain: Any, shift: Any) -> Any:
 def _normalize_group(call: Call, x: Any, gain: Any, shift: Any) -> Any:
     groups = call.read("num_groups")
     if gain.numel() != x.shape[1]:  # before opset 21: one for each group
-        gain, shift = (each.repeat_interleave(x.shape[1] // groups) for each in (gain, shift))
+        gain, shift = (vector.repeat_interleave(x.shape[1] // groups) for vector in (gain, shift))
     return torch.nn.functional.group_norm(x, groups, gain, shift, call.read("epsilon", 1e-5))
 
 

@@ -42,20 +42,20 @@ INDEPENDENT = (
 )
 
 
-def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError]) -> Document:
+def document_from_evaluation(evaluation: Evaluation, states: Mapping[str, OutputError]) -> Document:
     """`states` are those of `list_states`."""
-    evaluated = [row.artifact for row in found.results if row.artifact and not row.why_not]
+    evaluated = [row.artifact for row in evaluation.results if row.artifact and not row.why_not]
     unlabeled = "no labels: agreement with the source model only, no accuracy"
     return make_document(
         [
-            Sentence(f"{found.model} on {found.dataset.identify()}"),
-            Sentence(INDEPENDENT, Tone.FAINT) if found.dataset.groups is None else None,
-            Sentence(found.scoring, Tone.FAINT) if found.scoring else None,
-            _tabulate(found),
-            _tabulate_sampled(found),
-            Sentence(WITHOUT_INTERVAL, Tone.FAINT) if found.dataset.labeled else None,
-            *_list_class_drops(found),
-            *_list_detection_changes(found),
+            Sentence(f"{evaluation.model} on {evaluation.dataset.identify()}"),
+            Sentence(INDEPENDENT, Tone.FAINT) if evaluation.dataset.groups is None else None,
+            Sentence(evaluation.scoring, Tone.FAINT) if evaluation.scoring else None,
+            _tabulate(evaluation),
+            _tabulate_sampled(evaluation),
+            Sentence(WITHOUT_INTERVAL, Tone.FAINT) if evaluation.dataset.labeled else None,
+            *_list_class_drops(evaluation),
+            *_list_detection_changes(evaluation),
             *(
                 Sentence(f"{artifact}, {state.name}: {_format_error(state)}", Tone.FAINT)
                 for artifact, state in states.items()
@@ -67,22 +67,24 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
                     Tone.BAD if row.failed else Tone.FAINT,
                     "failed" if row.failed else "not evaluated",
                 )
-                for row in found.results
+                for row in evaluation.results
                 if row.why_not
             ),
-            None if found.dataset.labeled else Sentence(unlabeled, Tone.DOUBTFUL),
-            *warn_of_weights(found.weights),
-            Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
+            None if evaluation.dataset.labeled else Sentence(unlabeled, Tone.DOUBTFUL),
+            *warn_of_weights(evaluation.weights),
+            Sentence(f"predictions and manifest in {evaluation.run_dir}", Tone.FAINT),
             Sentence(make_call("bench", *evaluated), Tone.STRONG, "next") if evaluated else None,
         ]
     )
 
 
-def document_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Document:
+def document_from_layers(
+    comparison: LayerComparison, states: Mapping[str, OutputError]
+) -> Document:
     parts: list[Sentence | Section | None] = [
-        Sentence(f"{found.model} on {found.samples} samples of {found.data}")
+        Sentence(f"{comparison.model} on {comparison.samples} samples of {comparison.data}")
     ]
-    for build in found.builds:
+    for build in comparison.builds:
         first, limit, worst = build.first, format_snr(build.limit_db), build.worst
         verdict = Sentence(f"every tensor has an SNR of at least {limit}", Tone.GOOD)
         if first is not None:
@@ -92,15 +94,15 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
         columns += figure_columns("SNR", "cosine", "largest error", "SNR of the layer alone")
         rows: list[Row] = [
             (
-                Cell(each.tensor, Tone.BAD if each is first else Tone.PLAIN),
-                each.layer,
-                _format_error(each.error),
-                f"{each.error.cosine:.6f}",
-                f"{each.error.max_abs:.3g}",
-                Cell(_format_error(each.own), Tone.STRONG if each in worst else Tone.PLAIN),
+                Cell(tensor.tensor, Tone.BAD if tensor is first else Tone.PLAIN),
+                tensor.layer,
+                _format_error(tensor.error),
+                f"{tensor.error.cosine:.6f}",
+                f"{tensor.error.max_abs:.3g}",
+                Cell(_format_error(tensor.own), Tone.STRONG if tensor in worst else Tone.PLAIN),
             )
-            for each in build.tensors
-            if len(build.tensors) <= SHOWN_TENSORS or each is first or each in worst
+            for tensor in build.tensors
+            if len(build.tensors) <= SHOWN_TENSORS or tensor is first or tensor in worst
         ]
         same = "does not change the outputs"
         if build.marked.snr_db is not None:
@@ -114,13 +116,13 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
         facts.append(f"reading tensors {same}")
         facts.append("figures are of these samples alone, without an interval")
         facts += [
-            f"{each.name}: {_format_error(each)}"
-            for at, each in states.items()
+            f"{state.name}: {_format_error(state)}"
+            for at, state in states.items()
             if at == build.artifact
         ]
         notes = [
-            Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range")
-            for each in build.range_losses
+            Sentence(f"{tensor.tensor}: {tensor.range_loss}", Tone.DOUBTFUL, "range")
+            for tensor in build.range_losses
         ]
         if build.compiled is not None and build.uncompiled is not None:
             text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
@@ -137,7 +139,7 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
                 (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build)),
             )
         )
-    reasons = found.not_compared.items()
+    reasons = comparison.not_compared.items()
     return make_document(
         [
             *parts,
@@ -146,12 +148,12 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
     )
 
 
-def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Page:
+def page_from_layers(comparison: LayerComparison, states: Mapping[str, OutputError]) -> Page:
     """The document with a plot for each build: the SNR of its tensors along the network."""
-    title, *parts = document_from_layers(found, states)
+    title, *parts = document_from_layers(comparison, states)
     sections = [part for part in parts if isinstance(part, Section)]
     drawn = []
-    for at, (section, build) in enumerate(zip(sections, found.builds, strict=True)):
+    for at, (section, build) in enumerate(zip(sections, comparison.builds, strict=True)):
         verdict, table, *notes = section.parts
         assert isinstance(table, Table)
         folded = Section("Tensors", (replace(table, id=f"tensors-{at}"),))
@@ -162,20 +164,20 @@ def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) 
         )
     assert isinstance(title, Sentence)
     alerts = tuple(part for part in parts if isinstance(part, Sentence))
-    return Page(f"Layers of {found.model}", title.text, tuple(drawn), alerts=alerts)
+    return Page(f"Layers of {comparison.model}", title.text, tuple(drawn), alerts=alerts)
 
 
 def _draw_divergence(build: BuildDivergence) -> Iterator[Figure]:
     points = [
         Point(
             series,
-            f"{each.tensor} ({each.layer}): {_format_error(error)}",
+            f"{tensor.tensor} ({tensor.layer}): {_format_error(error)}",
             at,
             error.snr_db,
             group=series,
         )
-        for at, each in enumerate(build.tensors, start=1)
-        for series, error in (("up to this tensor", each.error), ("its layer alone", each.own))
+        for at, tensor in enumerate(build.tensors, start=1)
+        for series, error in (("up to this tensor", tensor.error), ("its layer alone", tensor.own))
         if error.snr_db is not None and error.finite
     ]
     limit = [(1.0, build.limit_db), (float(max(2, len(build.tensors))), build.limit_db)]
@@ -187,21 +189,19 @@ def _draw_divergence(build: BuildDivergence) -> Iterator[Figure]:
 
 def _list_remedies(build: BuildDivergence) -> Iterator[Sentence]:
     """The build, then each remedy with its SNR, its accuracy if there are labels, and the command."""
-    for number, each in enumerate(build.remedies):
+    for number, remedy in enumerate(build.remedies):
         if number == 0 and build.evaluated is not None:
             yield Sentence(f"this build: {_format_quality(build.evaluated)}", Tone.FAINT, "tried")
         kept = (
-            f"; {len(each.kept)} layers in floating point: {escape(', '.join(each.kept))}"
-            if each.kept
+            f"; {len(remedy.kept)} layers in floating point: {escape(', '.join(remedy.kept))}"
+            if remedy.kept
             else ""
         )
-        said = f"{_format_quality(each.result)}; {each.share:.0%} of the MACs in {each.result.precision}{kept}"
-        if each.speed is not None:
-            low, high = each.speed.ci
-            said += (
-                f"; p50 {each.speed.value:.2f} times that of {each.rival} [{low:.2f}, {high:.2f}]"
-            )
-        yield Sentence(said, Tone.GOOD, "tried", remedy=each.command)
+        said = f"{_format_quality(remedy.result)}; {remedy.share:.0%} of the MACs in {remedy.result.precision}{kept}"
+        if remedy.speed is not None:
+            low, high = remedy.speed.ci
+            said += f"; p50 {remedy.speed.value:.2f} times that of {remedy.rival} [{low:.2f}, {high:.2f}]"
+        yield Sentence(said, Tone.GOOD, "tried", remedy=remedy.command)
 
 
 def _format_quality(row: EvaluatedModel) -> str:
@@ -225,13 +225,13 @@ def _format_error(error: OutputError) -> str:
     )
 
 
-def _tabulate(found: Evaluation) -> Table:
+def _tabulate(evaluation: Evaluation) -> Table:
     classifies, texts = (
-        found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION),
-        found.dataset.kind == "texts",
+        evaluation.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION),
+        evaluation.dataset.kind == "texts",
     )
-    scored = next((row.scores for row in found.results if row.scores is not None), None)
-    names = [each.name for each in scored.scores] if scored else []
+    scored = next((row.scores for row in evaluation.results if row.scores is not None), None)
+    names = [score.name for score in scored.scores] if scored else []
     figures = [*names, f"{names[0]} drop, points" if names else "drop"]
     if classifies:
         second = ["macro F1", "macro F1 drop, points"] if texts else ["top-5"]
@@ -244,7 +244,7 @@ def _tabulate(found: Evaluation) -> Table:
         Column("verdict", ColumnKind.STATE, rank=0),
     ]
     rows: list[Row] = []
-    for row in found.results:
+    for row in evaluation.results:
         if row.why_not:
             continue
         values = (
@@ -272,10 +272,10 @@ def _tabulate(found: Evaluation) -> Table:
     return make_table(columns, rows)
 
 
-def _tabulate_sampled(found: Evaluation) -> Table | None:
+def _tabulate_sampled(evaluation: Evaluation) -> Table | None:
     """The scores of plug-ins and of Python programs, a row for each with its model; None without any."""
     rows: list[Row] = []
-    for row in found.results:
+    for row in evaluation.results:
         model = row.artifact or "source model"
         build = f"{row.backend} {row.precision}" if row.artifact else ""
         for name, scored in row.sampled.items():
@@ -286,7 +286,7 @@ def _tabulate_sampled(found: Evaluation) -> Table | None:
             value = f"{scored.value:.2%} [{low:.2%}, {high:.2%}]"
             lost = row.artifact and scored.drop is not None and scored.drop_ci is not None
             drop = format_drop(scored.drop or 0.0, scored.drop_ci or (0.0, 0.0)) if lost else ""
-            rows.append((name, model, build, value, drop, found.sampled[name].title))
+            rows.append((name, model, build, value, drop, evaluation.sampled[name].title))
     columns: list[Column | str] = ["score", "artifact", "build"]
     columns += [*figure_columns("value", "drop, points"), "about"]
     return make_table(columns, rows) if rows else None
@@ -314,20 +314,22 @@ def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
         return [""] * (count + 1)
     first = row.scores.scores[0]
     drop = "" if row.artifact is None else format_drop(first.drop, first.drop_ci)
-    return [*(f"{each.value:.2%}" for each in row.scores.scores), drop]
+    return [*(f"{score.value:.2%}" for score in row.scores.scores), drop]
 
 
-def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
+def _list_detection_changes(evaluation: Evaluation) -> Iterator[Sentence]:
     """F1 and recall at the threshold of shown boxes, and how far the scores of matched boxes moved."""
-    for row in (each for each in found.results if each.artifact is not None):
+    for row in (result for result in evaluation.results if result.artifact is not None):
         rates = [
-            each
-            for each in (row.scores.scores if row.scores else ())
-            if each.name in (F1.name, RECALL.name)
+            score
+            for score in (row.scores.scores if row.scores else ())
+            if score.name in (F1.name, RECALL.name)
         ]
-        drops = [f"drop of {each.name} {format_drop(each.drop, each.drop_ci)}" for each in rates]
+        drops = [
+            f"drop of {score.name} {format_drop(score.drop, score.drop_ci)}" for score in rates
+        ]
         shift = row.agreement.score_shift if row.agreement else None
-        if found.task != Task.DETECTION or not (shift or drops):
+        if evaluation.task != Task.DETECTION or not (shift or drops):
             continue
         if shift is not None:
             mean = f"{shift['mean']:+.3f} [{shift['low']:+.3f}, {shift['high']:+.3f}]"
@@ -341,11 +343,11 @@ def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
         yield Sentence(text, Tone.FAINT)
 
 
-def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
-    for row in found.results:
+def _list_class_drops(evaluation: Evaluation) -> Iterator[Sentence]:
+    for row in evaluation.results:
         if row.artifact is None or row.scores is None or row.scores.scores[0].drop < MENTIONED_DROP:
             continue
-        worst = sorted(row.scores.classes or (), key=lambda each: -each.drop)[:MENTIONED_CLASSES]
+        worst = sorted(row.scores.classes or (), key=lambda score: -score.drop)[:MENTIONED_CLASSES]
         if worst:
             drops = ", ".join(map(_format_class_drop, worst))
             joint = f"their intervals hold for all {len(row.scores.classes)} classes together"
@@ -353,9 +355,9 @@ def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
             yield Sentence(text, Tone.FAINT)
 
 
-def _format_class_drop(found: ClassScore) -> str:
+def _format_class_drop(score: ClassScore) -> str:
     """`cat +2.10 [-0.40, +4.80]`."""
-    if found.drop_ci is None:
-        return f"{found.label} {100 * found.drop:+.2f} (no sample has it: no interval)"
-    low, high = (100 * each for each in found.drop_ci)
-    return f"{found.label} {100 * found.drop:+.2f} [{low:+.2f}, {high:+.2f}]"
+    if score.drop_ci is None:
+        return f"{score.label} {100 * score.drop:+.2f} (no sample has it: no interval)"
+    low, high = (100 * bound for bound in score.drop_ci)
+    return f"{score.label} {100 * score.drop:+.2f} [{low:+.2f}, {high:+.2f}]"

@@ -113,19 +113,23 @@ def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[En
 
     Raises BadInputError without any.
     """
-    found, model_id = {}, compute_model_id(model)
+    newest, model_id = {}, compute_model_id(model)
     for entry in store.list_entries(ArtifactInfo):
         if model_id in entry.manifest.parents:
             options = tuple(sorted(entry.info.options.items()))  # layout options may break outputs
-            found[entry.info.label, options, entry.manifest.parents] = entry
-    if found:
-        return list(found.values())
+            newest[entry.info.label, options, entry.manifest.parents] = entry
+    if newest:
+        return list(newest.values())
     build = Call("build", format_source(model.source))
-    others = [each for each in store.list_entries(ArtifactInfo) if each.info.model == card.name]
+    others = [
+        artifact
+        for artifact in store.list_entries(ArtifactInfo)
+        if artifact.info.model == card.name
+    ]
     problem = f"{card.name} has no build with these options in {store.workspace}"
     way = "first run `" + build + "` with the same options"
     if others:
-        listed = ", ".join(f"{each.info.label} {each.id}" for each in others[-5:])
+        listed = ", ".join(f"{artifact.info.label} {artifact.id}" for artifact in others[-5:])
         problem += f": its builds ({listed}) are of other options, weights, or source"
         way += ", or give the ID of a build"
     else:
@@ -138,9 +142,9 @@ def list_states(store: Store) -> dict[str, OutputError]:
     checked = store.list_entries(VerificationInfo)
     return {
         parent: state
-        for each in checked
-        for state in each.info.trajectory
-        for parent in each.manifest.parents
+        for verification in checked
+        for state in verification.info.trajectory
+        for parent in verification.manifest.parents
     }
 
 
@@ -170,10 +174,10 @@ def evaluate_artifacts(
     loaded = model.load()
     if loaded.onnx is not None:
         with PlainSession(loaded.onnx) as source:
-            found = predict(source.run, "source")
+            predictions = predict(source.run, "source")
     else:
-        found = predict(partial(run_torch_model, loaded.given, card), "source")
-    source_undefined, count = found.undefined, len(samples.rows)
+        predictions = predict(partial(run_torch_model, loaded.given, card), "source")
+    source_undefined, count = predictions.undefined, len(samples.rows)
     kind = samples.kind if samples.rows is samples.files else "inputs"
     if source_undefined and task.needs_finite:
         raise BadInputError(
@@ -184,7 +188,7 @@ def evaluate_artifacts(
         listener.warn(
             f"the source model gives NaN for {len(source_undefined)} of {count} {kind}; their scores mean nothing"
         )
-    rows = [EvaluatedArtifact(None, found)]
+    rows = [EvaluatedArtifact(None, predictions)]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]
         if (reason := backend.find_run_blocker(entry.info)) is not None:
@@ -192,11 +196,11 @@ def evaluate_artifacts(
             continue
         try:
             with load_artifact(entry, store) as session:
-                found = predict(session.run, f"{backend.name} {entry.info.precision}")
+                predictions = predict(session.run, f"{backend.name} {entry.info.precision}")
         except StageError as error:  # continue with the other artifacts
             rows.append(EvaluatedArtifact(entry, None, error.message, failed=True))
             continue
-        if broken := found.undefined - source_undefined:
+        if broken := predictions.undefined - source_undefined:
             what = "NaN or infinity" if task.needs_finite else "NaN"
             problem = f"gives {what} for {len(broken)} of {count} {kind}, unlike the source model: its scores are withheld"
             rows.append(EvaluatedArtifact(entry, None, problem, failed=True))
@@ -204,7 +208,7 @@ def evaluate_artifacts(
         if used := _count_calibration_samples(entry, samples, store):
             problem = f"{used} of the {len(samples.files)} {samples.kind} were used to calibrate {entry.id}"
             listener.warn(f"{problem}, so its accuracy is overestimated; evaluate on other data")
-        rows.append(EvaluatedArtifact(entry, found, calibrated_on=used))
+        rows.append(EvaluatedArtifact(entry, predictions, calibrated_on=used))
     return rows
 
 
@@ -213,16 +217,20 @@ def _count_calibration_samples(
 ) -> int:
     """Samples that are also in the calibration set of an INT8 artifact, by content, if the store has the set."""
     graphs = (
-        each for each in store.list_entries(GraphInfo) if each.id in artifact.manifest.parents
+        graph for graph in store.list_entries(GraphInfo) if graph.id in artifact.manifest.parents
     )
-    used = next((each.info.set.sha256 for each in graphs if each.info.set), None)
-    drawn = [each for each in store.list_entries(CalibrationInfo) if each.info.set.sha256 == used]
+    used = next((graph.info.set.sha256 for graph in graphs if graph.info.set), None)
+    drawn = [
+        calibration
+        for calibration in store.list_entries(CalibrationInfo)
+        if calibration.info.set.sha256 == used
+    ]
     if not drawn:
         return 0
     known = {
-        each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_bytes())["files"]
+        file["sha256"] for file in json.loads(drawn[-1].file(CALIBRATION_SET).read_bytes())["files"]
     }
-    return sum(each.sha256 in known for each in samples.files)
+    return sum(file.sha256 in known for file in samples.files)
 
 
 def predict_samples(
@@ -249,12 +257,12 @@ def predict_samples(
         rows = rows_from_outputs(card.outputs, run(batch), count)
         # a filled batch; others stay whole, because the first axis may count boxes of one image
         if count < card.batch_range[0]:
-            rows = {key: each[:count] for key, each in rows.items()}
+            rows = {key: output[:count] for key, output in rows.items()}
         first = rows[card.outputs[0].name]
         axis = -1 if task.class_axis is None else task.class_axis
         classes = int(first.shape[axis]) if first.ndim > max(axis, 1) else 0
         undefined |= {
-            len(values) + each for each in _find_undefined(rows, count, finite=task.needs_finite)
+            len(values) + place for place in _find_undefined(rows, count, finite=task.needs_finite)
         }
         files, start = of_rows[len(values) : len(values) + count], len(values)
         decoded = task.decode(rows, files, samples, card)
@@ -264,22 +272,22 @@ def predict_samples(
         if room >= first.size:
             kept.append(np.asarray(first, np.float32).reshape(count, -1))
             room -= first.size
-        part = {name: each for name, each in rows.items() if name in keep}
-        size = sum(each.size for each in part.values())
+        part = {name: output for name, output in rows.items() if name in keep}
+        size = sum(output.size for output in part.values())
         if part and room_of_parts >= size:
             parts.append(part)
             room_of_parts -= size
         step.advance(count)
-    if len({each.shape[1] for each in kept}) > 1:
-        kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
+    if len({block.shape[1] for block in kept}) > 1:
+        kept = [np.concatenate([block.reshape(1, -1) for block in kept], axis=1)]
     outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
     joined = task.join_rows(values, samples)
     if recorder is not None and of_rows is not samples.files:  # no outputs: a sample has several
         recorder.add_batch({}, joined, samples.files, 0, classes)
-    found = Predictions(joined, outputs, classes, frozenset(undefined), tuple(parts))
+    predictions = Predictions(joined, outputs, classes, frozenset(undefined), tuple(parts))
     if recorder is None:
-        return found
-    return replace(found, parts=recorder.parts, withheld=recorder.withheld)
+        return predictions
+    return replace(predictions, parts=recorder.parts, withheld=recorder.withheld)
 
 
 def _find_undefined(
@@ -294,29 +302,35 @@ def _find_undefined(
         if wrong.any():
             apart = value.shape[:1] == (count,)
             undefined |= wrong.reshape(count, -1).any(axis=1) if apart else True
-    return [int(each) for each in np.flatnonzero(undefined)]
+    return [int(place) for place in np.flatnonzero(undefined)]
 
 
 def align_predictions(
-    source: Predictions, found: Predictions, selection: Selection
+    source: Predictions, build: Predictions, selection: Selection
 ) -> list[tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]]:
-    """The kept rows of both for each batch, those of `found` in the order of the source's where a selection reorders them."""
+    """The kept rows of both for each batch, those of `build` in the order of the source's where a selection reorders them."""
     return [
-        (one, align_rows(one, other, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]))
-        for one, other in zip(source.rows, found.rows, strict=False)
+        (
+            expected,
+            align_rows(expected, actual, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]),
+        )
+        for expected, actual in zip(source.rows, build.rows, strict=False)
     ]
 
 
 def _pair_outputs(
-    source: Predictions, found: Predictions, selection: Selection
+    source: Predictions, build: Predictions, selection: Selection
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The first output of both, (samples, values); rows that a selection reorders as sets."""
     name = next(iter(source.rows[0]), "") if source.rows else ""
     if name not in selection.outputs:
-        return source.outputs, found.outputs
-    pairs = [(one[name], two[name]) for one, two in align_predictions(source, found, selection)]
+        return source.outputs, build.outputs
+    pairs = [
+        (expected[name], actual[name])
+        for expected, actual in align_predictions(source, build, selection)
+    ]
     expected, aligned = (
-        np.concatenate([each.reshape(1, -1) for each in side], axis=1)
+        np.concatenate([part.reshape(1, -1) for part in side], axis=1)
         for side in zip(*pairs, strict=True)
     )
     return expected, aligned
@@ -342,8 +356,10 @@ def score_artifacts(
     source = rows[0].predictions
     assert source is not None
     for row in rows:
-        info, found = row.entry.info if row.entry else None, row.predictions
-        same_sizes = found is None or (found.outputs.shape == source.outputs.shape and not selected)
+        info, predictions = row.entry.info if row.entry else None, row.predictions
+        same_sizes = predictions is None or (
+            predictions.outputs.shape == source.outputs.shape and not selected
+        )
         scored = EvaluatedModel(
             backend=info.backend if info else "source",
             precision=info.precision if info else "source",
@@ -354,16 +370,20 @@ def score_artifacts(
             why_not=row.why_not,
             failed=row.failed,
             calibrated_on=row.calibrated_on,
-            snr_db=compute_output_error("", *_pair_outputs(source, found, selection)).snr_db
-            if found and same_sizes
+            snr_db=compute_output_error("", *_pair_outputs(source, predictions, selection)).snr_db
+            if predictions and same_sizes
             else None,
             same_sizes=same_sizes,
-            agreement=None if found is None else task.compute_parity(source.values, found.values),
+            agreement=None
+            if predictions is None
+            else task.compute_parity(source.values, predictions.values),
         )
-        if found is not None and truths is not None and trained:
-            scored = task.add_scores(scored, truths, source.values, found.values, labels, classes)
+        if predictions is not None and truths is not None and trained:
+            scored = task.add_scores(
+                scored, truths, source.values, predictions.values, labels, classes
+            )
             sampled = score_parts(
-                rules or {}, source.parts, found.parts, found.withheld, task.groups
+                rules or {}, source.parts, predictions.parts, predictions.withheld, task.groups
             )
             scored = replace(scored, sampled=sampled)
         yield replace(scored, verdict=_judge_drop(scored, budget, task))
@@ -390,12 +410,12 @@ def write_predictions(
 ) -> None:
     columns: dict[str, Any] = {
         **{
-            name: [getattr(each, name) for each in samples.files]
+            name: [getattr(file, name) for file in samples.files]
             for name in ("path", "sha256", "label")
         },
         **(
-            {"group": [each.group for each in samples.files]}
-            if any(each.group is not None for each in samples.files)
+            {"group": [file.group for file in samples.files]}
+            if any(file.group is not None for file in samples.files)
             else {}
         ),
         task.truth_column: [None] * len(samples.files) if truths is None else truths,
@@ -462,7 +482,7 @@ def run_evaluation(
     )
     task.require_rows(samples)
     task.require_capacity(samples, card, 1 + len(artifacts))
-    names = [each.group for each in samples.files]
+    names = [file.group for file in samples.files]
     task = task.with_groups(names)
     # fails before anything runs if the truths do not fit
     known_truths = task.read_truths(samples, card, task.count_classes(card))
@@ -529,7 +549,7 @@ def run_evaluation(
             scoring=task.describe_scoring(card),
         )
         write_bytes(run.path / EVALUATION, json_from_record(replace(evaluation, run_dir=run.name)))
-        parents = [exported.id, *(each.id for each in artifacts)]
+        parents = [exported.id, *(artifact.id for artifact in artifacts)]
         finish_run(
             run, command=get_command_line(), parents=parents, model=card.name, trained=trained
         )

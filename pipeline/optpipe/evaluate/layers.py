@@ -118,15 +118,19 @@ class BuildDivergence:
     def range_losses(self) -> list[TensorDivergence]:
         """The tensors at the divergence that lose by their range."""
         ends = ([] if self.first is None else [self.first]) + self.worst
-        return [each for at, each in enumerate(ends) if each not in ends[:at] and each.range_loss]
+        return [
+            tensor
+            for at, tensor in enumerate(ends)
+            if tensor not in ends[:at] and tensor.range_loss
+        ]
 
     @property
     def first(self) -> TensorDivergence | None:
         """The first tensor below the limit."""
         below = (
-            each
-            for each in self.tensors
-            if each.error.snr_db is not None and each.error.snr_db < self.limit_db
+            tensor
+            for tensor in self.tensors
+            if tensor.error.snr_db is not None and tensor.error.snr_db < self.limit_db
         )
         return next(below, None)
 
@@ -134,7 +138,8 @@ class BuildDivergence:
     def worst(self) -> list[TensorDivergence]:
         """The tensors whose layers lose most by themselves."""
         return sorted(
-            self.tensors, key=lambda each: math.inf if each.own.snr_db is None else each.own.snr_db
+            self.tensors,
+            key=lambda tensor: math.inf if tensor.own.snr_db is None else tensor.own.snr_db,
         )[:WORST]
 
 
@@ -154,7 +159,7 @@ def choose_tensors(
 ) -> list[str]:
     """The tensors of both networks, or `wanted` of them. Raises BadInputError, with the nearest name, for an unknown one."""
     both = [name for name in source.layers if name in build.layers]
-    for name in (each for each in wanted if each not in both):
+    for name in (name for name in wanted if name not in both):
         why = (
             "it is inside a fused layer of the build" if name in source.layers else "no such tensor"
         )
@@ -203,14 +208,14 @@ def compare_tensors(
         clipped: dict[str, NDArray[np.intp]] = {}
         largest: dict[str, NDArray[Any]] = {}
         for inputs, outputs in zip(samples, answers, strict=True):
-            expected, found = run_source(inputs), run_build(inputs)
+            expected, actual = run_source(inputs), run_build(inputs)
             alone = run_alone({**inputs, **expected})
-            answer = align_rows(outputs, found, selection, EXACT_RELATIVE)
-            found = align_rows(expected, found, selection, EXACT_RELATIVE)
+            answer = align_rows(outputs, actual, selection, EXACT_RELATIVE)
+            actual = align_rows(expected, actual, selection, EXACT_RELATIVE)
             alone = align_rows(expected, alone, selection, EXACT_RELATIVE)
             for name, sums in errors.items():
                 value = expected[name]
-                sums.append((sum_errors(value, found[name]), sum_errors(value, alone[name])))
+                sums.append((sum_errors(value, actual[name]), sum_errors(value, alone[name])))
                 if name in build.ranges:
                     low, high = build.ranges[name]
                     channel = 1 if value.ndim > 3 else value.ndim - 1
@@ -221,7 +226,7 @@ def compare_tensors(
             marked += [sum_errors(value, answer[name]) for name, value in outputs.items()]
             step.advance()
         for name, sums in errors.items():
-            whole, own = (np.concatenate(each) for each in zip(*sums, strict=True))
+            whole, own = (np.concatenate(parts) for parts in zip(*sums, strict=True))
             share = float(np.sum(clipped[name]) / whole[:, 0].sum()) if name in clipped else None
             channel = (
                 int(np.argmax(clipped[name] if share else largest[name]))
@@ -257,12 +262,14 @@ def find_compiler_fault(
 
     def measure(width: int) -> tuple[OutputError, OutputError] | None:
         given = [*both[: at + 1 - width], *both[at + 1 :]]
-        (needed, run), (_, run_plain) = (each.cut([tensor], given) for each in (compiled, plain))
+        (needed, run), (_, run_plain) = (
+            network.cut([tensor], given) for network in (compiled, plain)
+        )
         expected = source.cut(dict.fromkeys([tensor, *needed]))[1](inputs)
-        answers = (each({**inputs, **expected})[tensor] for each in (run, run_plain))
+        answers = (execute({**inputs, **expected})[tensor] for execute in (run, run_plain))
         errors = [pool_sums(tensor, sum_errors(expected[tensor], answer)) for answer in answers]
-        found, without = (math.inf if each.snr_db is None else each.snr_db for each in errors)
-        shows = found < min(limit_db, without - COMPILER_LOSS_DB)
+        snr_db, without = (math.inf if error.snr_db is None else error.snr_db for error in errors)
+        shows = snr_db < min(limit_db, without - COMPILER_LOSS_DB)
         if shows:
             compiled.save(tensor, given, {**inputs, **expected}, folder)
         return (errors[0], errors[1]) if shows else None
@@ -309,7 +316,7 @@ def compare_layers(
     samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
     given = model.load().onnx or exported.file(ONNX)
     selection = read_selection(given, inside=True)
-    found, refused, unknown, part = [], {}, "", card.batch_range[0] / card.batch_range[1]
+    builds, refused, unknown, part = [], {}, "", card.batch_range[0] / card.batch_range[1]
     for entry in artifacts:
         info, backend = entry.info, BACKENDS[entry.info.backend]
         if (why_not := backend.find_run_blocker(info)) is not None:
@@ -350,7 +357,7 @@ def compare_layers(
                 diverged = replace(
                     diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder)
                 )
-        found.append(diverged)
-    if not found and wanted:
+        builds.append(diverged)
+    if not builds and wanted:
         raise BadInputError(unknown or next(iter(refused.values())))
-    return LayerComparison(card.name, chosen.data, len(samples), tuple(found), refused)
+    return LayerComparison(card.name, chosen.data, len(samples), tuple(builds), refused)

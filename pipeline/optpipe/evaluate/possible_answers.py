@@ -106,12 +106,12 @@ def _is_class(value: Any, known: Known) -> bool:
 
 def _are_best(value: Any, known: Known) -> bool:
     return 0 < len(value) == len({*value}) <= TOP_K and all(
-        _is_class(each, known) for each in value
+        _is_class(label, known) for label in value
     )
 
 
 def _are_classes(value: Any, known: Known) -> bool:
-    return value == sorted({*value}) and all(_is_class(each, known) for each in value)
+    return value == sorted({*value}) and all(_is_class(label, known) for label in value)
 
 
 def _is_mask(value: Any, known: Known) -> bool:
@@ -125,7 +125,7 @@ def _is_true_mask(value: Any, known: Known) -> bool:
 
 def _is_place(box: Sequence[float], label: float) -> bool:
     """Of finite numbers: an area, and the whole number of a class."""
-    inside = all(isfinite(each) and abs(each) <= LARGEST_SIDE for each in box[:4])
+    inside = all(isfinite(number) and abs(number) <= LARGEST_SIDE for number in box[:4])
     return inside and all(map(isfinite, box)) and min(box[2:4]) > 0 and 0 <= label == int(label)
 
 
@@ -161,7 +161,7 @@ def _is_text(value: Any, _known: Known) -> bool:
 
 
 def _are_texts(value: Any, _known: Known) -> bool:
-    return all(isinstance(each, str) for each in value)
+    return all(isinstance(text, str) for text in value)
 
 
 def _is_rating(value: Any, _known: Known) -> bool:
@@ -175,7 +175,7 @@ def _is_scored(value: Any, _known: Known) -> bool:
 
 
 def _have_one_length(truth: Any, answers: Sequence[Any]) -> bool:
-    return len({len(each) for each in (*answers, *([] if truth is None else [truth]))}) < 2
+    return len({len(answer) for answer in (*answers, *([] if truth is None else [truth]))}) < 2
 
 
 def _are_as_long(_truth: Any, answers: Sequence[Any]) -> bool:
@@ -184,9 +184,11 @@ def _are_as_long(_truth: Any, answers: Sequence[Any]) -> bool:
 
 def _are_pairs(truths: Sequence[Any]) -> bool:
     members: dict[float, list[float]] = {}
-    for number, rating in (each for each in truths if each is not None and each != ALONE):
+    for number, rating in (truth for truth in truths if truth is not None and truth != ALONE):
         members.setdefault(number, []).append(rating)
-    return all(len(each) == MEMBERS_OF_PAIR and each[0] == each[1] for each in members.values())
+    return all(
+        len(ratings) == MEMBERS_OF_PAIR and ratings[0] == ratings[1] for ratings in members.values()
+    )
 
 
 _CLASS = Possible(_is_class, _are_best)

@@ -43,8 +43,8 @@ def observe_accuracy(
         caps = () if run.info.trained else (RANDOM_WEIGHTS,)
         if figures := recompute_accuracy(run, build.artifact, confidence):
             widened = {
-                name: _widen_for_calibration(each, name, run, build.artifact)
-                for name, each in figures.items()
+                name: _widen_for_calibration(figure, name, run, build.artifact)
+                for name, figure in figures.items()
             }
             return {
                 name: replace(figure, blockers=(*figure.blockers, *caps), source=run.name)
@@ -55,9 +55,9 @@ def observe_accuracy(
 
 def rank_evaluations(runs: Sequence[Run], build: JudgedBuild) -> list[Run]:
     """The evaluations of the build's file that have its predictions; the first is judged."""
-    found = [(run, read_evaluation(run).dataset) for run in _list_evaluations(runs, build)]
-    validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
-    ranked = sorted(found, key=lambda each: each[1].sha256 != validation)
+    evaluations = [(run, read_evaluation(run).dataset) for run in _list_evaluations(runs, build)]
+    validation = next((dataset.sha256 for _, dataset in evaluations if dataset.validation), None)
+    ranked = sorted(evaluations, key=lambda evaluation: evaluation[1].sha256 != validation)
     of_file = (run for run, _ in ranked if not has_evaluated_other_file(run, build))
     return [run for run in of_file if (row := _find_row(run, build)) and row.why_not is None]
 
@@ -148,12 +148,15 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
 
 def read_evaluation(run: Run) -> Evaluation:
     """Raises BadInputError if the record is missing or invalid."""
-    found = record_from_files(run.files, EVALUATION, Evaluation)
-    if found.dataset.classes is not None and not 0 <= found.dataset.classes <= MAX_CLASS + 1:
+    evaluation = record_from_files(run.files, EVALUATION, Evaluation)
+    if (
+        evaluation.dataset.classes is not None
+        and not 0 <= evaluation.dataset.classes <= MAX_CLASS + 1
+    ):
         raise BadInputError(
-            f"{run.path / EVALUATION}: {found.dataset.classes:,} classes; at most {MAX_CLASS + 1:,}"
+            f"{run.path / EVALUATION}: {evaluation.dataset.classes:,} classes; at most {MAX_CLASS + 1:,}"
         )
-    return found
+    return evaluation
 
 
 def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
@@ -173,15 +176,20 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     )
     for row in stored.results:
         name = row.artifact or "source"
-        found = source if name == "source" else _select_predictions(frame, task, name)
+        predictions = source if name == "source" else _select_predictions(frame, task, name)
         again = replace(row, agreement=None, accuracy=None, scores=None, sampled={})
-        if found is not None:
+        if predictions is not None:
             again = replace(
-                again, samples=len(source), agreement=task.compute_parity(source, found)
+                again, samples=len(source), agreement=task.compute_parity(source, predictions)
             )
             if truths and run.info.trained:
                 again = task.add_scores(
-                    again, truths, source, found, stored.dataset.labels, stored.dataset.classes
+                    again,
+                    truths,
+                    source,
+                    predictions,
+                    stored.dataset.labels,
+                    stored.dataset.classes,
                 )
                 again = replace(again, sampled=_score_again(frame, stored, row, task.groups))
         yield f"{EVALUATION}: {name}", row, again
@@ -200,24 +208,24 @@ def _read_parts(
 ) -> tuple[Mapping[str, Parts], Mapping[str, Parts], Mapping[str, str]]:
     """The parts of the source and of the row's model, and the reasons for scores without parts, which their code alone knows."""
     models = ("source", row.artifact or "source")
-    source, found = (parts_from_frame(frame, each, stored.sampled) for each in models)
-    stated = {name: scored.why_not for name, scored in row.sampled.items() if name not in found}
-    return source, found, {name: why_not for name, why_not in stated.items() if why_not}
+    source, build = (parts_from_frame(frame, model, stored.sampled) for model in models)
+    stated = {name: scored.why_not for name, scored in row.sampled.items() if name not in build}
+    return source, build, {name: why_not for name, why_not in stated.items() if why_not}
 
 
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:
     """The figures of one artifact's predictions; empty without predictions."""
     evaluated, frame = read_evaluation(run), read_predictions(run)
     task = _find_task(evaluated).with_groups(read_groups(frame))
-    found, source = (_select_predictions(frame, task, str(name)) for name in (artifact, "source"))
-    if found is None or source is None:
+    build, source = (_select_predictions(frame, task, str(name)) for name in (artifact, "source"))
+    if build is None or source is None:
         return {}
     judged = replace(evaluated.dataset, count=len(source))
     # reports of older versions do not name the data, and `verify` must render the same bytes
     about = judged.describe() if judged.validation is None else judged.identify()
     labels, truths = evaluated.dataset.labels, _read_truths(frame, task)
-    figures = task.observe(truths, source, found, confidence, about, labels)
-    rows = {each.artifact or "source": each for each in evaluated.results}
+    figures = task.observe(truths, source, build, confidence, about, labels)
+    rows = {row.artifact or "source": row for row in evaluated.results}
     if truths is None or (row := rows.get(artifact or "source")) is None:
         return figures
     parts = _read_parts(frame, evaluated, row)
@@ -250,7 +258,7 @@ def read_groups(frame: pl.DataFrame) -> list[str]:
         return []
     if frame["group"].null_count():
         raise BadInputError(f"{PREDICTIONS}: some samples have no group")
-    return [str(each) for each in frame["group"]]
+    return [str(group) for group in frame["group"]]
 
 
 def read_predictions(run: Run) -> pl.DataFrame:

@@ -51,8 +51,10 @@ def choose_scores(given: Sequence[SampleScore], task: str) -> list[SampleScore]:
 
 def state_rules(scores: Sequence[SampleScore]) -> dict[str, ScoreRule]:
     return {
-        one.name: ScoreRule(one.title, one.rule, one.lower_is_better, one.describe_source())
-        for one in scores
+        score.name: ScoreRule(
+            score.title, score.rule, score.lower_is_better, score.describe_source()
+        )
+        for score in scores
     }
 
 
@@ -86,7 +88,7 @@ class PartRecorder:
         for place, (prediction, file) in enumerate(zip(predictions, files, strict=True)):
             outputs = {name: _select_row(value, place, len(files)) for name, value in rows.items()}
             shown = self._task.show_sample(prediction, truths[start + place], file)
-            for score in [one for one in self._scores if one.name in self.parts]:
+            for score in [score for score in self._scores if score.name in self.parts]:
                 self._add(score, EvaluatedSample(outputs, *shown), file.path)
 
     def _add(self, score: SampleScore, sample: EvaluatedSample, place: str) -> None:
@@ -113,19 +115,19 @@ def _select_row(value: NDArray[Any], place: int, count: int) -> NDArray[Any]:
 def score_parts(
     rules: Mapping[str, ScoreRule],
     source: Mapping[str, Parts],
-    found: Mapping[str, Parts],
+    build: Mapping[str, Parts],
     withheld: Mapping[str, str],
     groups: Groups | None,
 ) -> dict[str, SampledFigure]:
-    """Each score of a model whose parts are `found`; withheld with a reason where a score has none."""
-    prepared = _prepare_scores(rules, source, found, withheld, groups)
-    return {name: _score(name, task, source, found) for name, task in prepared.items()}
+    """Each score of a model whose parts are `build`; withheld with a reason where a score has none."""
+    prepared = _prepare_scores(rules, source, build, withheld, groups)
+    return {name: _score(name, task, source, build) for name, task in prepared.items()}
 
 
 def _prepare_scores(
     rules: Mapping[str, ScoreRule],
     source: Mapping[str, Parts],
-    found: Mapping[str, Parts],
+    build: Mapping[str, Parts],
     withheld: Mapping[str, str],
     groups: Groups | None,
 ) -> dict[str, SampledScore | str]:
@@ -136,12 +138,12 @@ def _prepare_scores(
             prepared[name] = withheld[name]
         elif name not in source:
             prepared[name] = "the source model has no score to compare with"
-        elif name not in found:
+        elif name not in build:
             prepared[name] = "it has no parts"
-        elif (mismatch := find_mismatch(stated, source[name], found[name])) is not None:
+        elif (mismatch := find_mismatch(stated, source[name], build[name])) is not None:
             prepared[name] = mismatch
         else:
-            task = make_sampled_score(name, stated, source[name], found[name])
+            task = make_sampled_score(name, stated, source[name], build[name])
             prepared[name] = task.grouped_by(groups)
     return prepared
 
@@ -154,12 +156,12 @@ def _score(
     name: str,
     task: SampledScore | str,
     source: Mapping[str, Parts],
-    found: Mapping[str, Parts],
+    build: Mapping[str, Parts],
 ) -> SampledFigure:
     if isinstance(task, str):
         return _withhold(task)
     try:
-        (score,) = task.score_predictions(found[name], source[name], found[name]).scores
+        (score,) = task.score_predictions(build[name], source[name], build[name]).scores
     except BadInputError as error:
         return _withhold(error.message)
     return SampledFigure(score.value, score.ci, score.drop, score.drop_ci)
@@ -168,7 +170,7 @@ def _score(
 def observe_parts(
     rules: Mapping[str, ScoreRule],
     source: Mapping[str, Parts],
-    found: Mapping[str, Parts],
+    build: Mapping[str, Parts],
     withheld: Mapping[str, str],
     groups: Groups | None,
     confidence: float,
@@ -176,15 +178,15 @@ def observe_parts(
 ) -> dict[str, Observation]:
     """Every score for a policy: by name, and as `drop of NAME`. A withheld one has no value, and its reason as a blocker."""
     figures = dict[str, Observation]()
-    for name, task in _prepare_scores(rules, source, found, withheld, groups).items():
+    for name, task in _prepare_scores(rules, source, build, withheld, groups).items():
         named = (name, f"drop of {name}")
-        why_not = _score(name, task, source, found).why_not
+        why_not = _score(name, task, source, build).why_not
         if isinstance(task, str) or why_not is not None:
             blocker = Blocker(str(why_not), "fix the score's code and evaluate again")
             blank = Observation(nan, blockers=(blocker,), about=about)
             figures |= dict.fromkeys(named, blank)
         else:
-            seen = task.observe(found[name], source[name], found[name], confidence, about)
+            seen = task.observe(build[name], source[name], build[name], confidence, about)
             figures |= {key: seen[key] for key in named}
     return figures
 
@@ -197,9 +199,9 @@ def columns_from_parts(model: str, parts: Mapping[str, Parts]) -> "dict[str, pl.
     """`NAME:part.SCORE` for each score."""
     return {
         f"{model}:part.{name}": pl.Series(
-            [[float(number) for number in part] for part in each], dtype=pl.List(pl.Float64)
+            [[float(number) for number in part] for part in samples], dtype=pl.List(pl.Float64)
         )
-        for name, each in parts.items()
+        for name, samples in parts.items()
     }
 
 
@@ -207,7 +209,7 @@ def parts_from_frame(
     frame: "pl.DataFrame", model: str, rules: Mapping[str, ScoreRule]
 ) -> dict[str, Parts]:
     """The parts of one model by score. Raises BadInputError for parts that no evaluation writes."""
-    found = dict[str, Parts]()
+    by_score = dict[str, Parts]()
     for name, stated in rules.items():
         column = f"{model}:part.{name}"
         if column not in frame.columns:
@@ -219,8 +221,8 @@ def parts_from_frame(
             raise BadInputError(
                 f"{column}: not a value, a weight, and a group that {stated.rule} has"
             )
-        found[name] = [(value, weight, group) for value, weight, group in parts]
-    return found
+        by_score[name] = [(value, weight, group) for value, weight, group in parts]
+    return by_score
 
 
 def _is_sound(part: list[float] | None, stated: ScoreRule) -> bool:

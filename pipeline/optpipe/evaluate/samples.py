@@ -33,12 +33,12 @@ def find_foreign_samples(run: Run) -> Iterator[str]:
         labeled = frame.drop_nulls("label").group_by("label").agg(pl.col("class").n_unique())
         if (labeled["class"] > 1).any():
             yield f"{PREDICTIONS}: samples with the same label are of different classes"
-    for name in (each for each in frame.columns if each.endswith(":best")):
+    for name in (column for column in frame.columns if column.endswith(":best")):
         if (frame[name].list.len() > TOP_K).any():
             yield f"{PREDICTIONS}: {name} has more than {TOP_K} classes"
     known = Known(evaluated.dataset.classes, evaluated.dataset.labels)
     wrong = find_impossible_answers(evaluated.task, known, frame)
-    yield from (f"{PREDICTIONS}: {each}" for each in wrong)
+    yield from (f"{PREDICTIONS}: {problem}" for problem in wrong)
     yield from _find_unstated_builds(run, frame)
 
 

@@ -37,10 +37,10 @@ class QuestionAnswering(TaskContract):
 
     def require_model(self, card: ModelCard) -> None:
         """Needs two outputs of (n, tokens): the scores of an answer's first and last token."""
-        found = [each.shape for each in _find_outputs(card)]
-        if len(found) != 2 or any(len(shape) != 2 for shape in found):
+        shapes = [spec.shape for spec in _find_outputs(card)]
+        if len(shapes) != 2 or any(len(shape) != 2 for shape in shapes):
             outputs = ", ".join(
-                f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs
+                f"{spec.name} {'×'.join(map(str, spec.shape))}" for spec in card.outputs
             )
             problem = f"{card.name}: {card.task} needs two outputs of (n, tokens), the scores of an answer's first and last token"
             raise BadInputError(
@@ -59,7 +59,7 @@ class QuestionAnswering(TaskContract):
     ) -> Values | None:
         if not isinstance(samples, TextSet) or not samples.answers:
             return None
-        return [list(samples.answers[each.path]) for each in samples.files]
+        return [list(samples.answers[file.path]) for file in samples.files]
 
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
@@ -67,9 +67,9 @@ class QuestionAnswering(TaskContract):
         """The best answer in each window, its score, and the score of "no answer"."""
         assert isinstance(samples, TextSet)
         longest, rows = _read_longest(card), []
-        first, last = (np.asarray(outputs[each.name], np.float64) for each in _find_outputs(card))
-        for begins, ends, each in zip(first, last, files, strict=True):
-            path, _, number = each.path.rpartition(".")
+        first, last = (np.asarray(outputs[spec.name], np.float64) for spec in _find_outputs(card))
+        for begins, ends, file in zip(first, last, files, strict=True):
+            path, _, number = file.path.rpartition(".")
             spans, text = samples.windows[path][int(number)].spans, samples.texts[path]
             best, score = find_best_span(begins, ends, [begin >= 0 for begin, _ in spans], longest)
             answer = NO_ANSWER if best is None else text[1][spans[best[0]][0] : spans[best[1]][1]]
@@ -79,14 +79,14 @@ class QuestionAnswering(TaskContract):
     def join_rows(self, decoded: Values, samples: SampleSet) -> Values:
         assert isinstance(samples, TextSet)
         answers, place = [], 0
-        for each in samples.files:
-            windows = decoded[place : place + len(samples.windows[each.path])]
+        for file in samples.files:
+            windows = decoded[place : place + len(samples.windows[file.path])]
             answers.append(choose_answer(windows, may_have_none=samples.may_have_none))
             place += len(windows)
         return answers
 
     def take_as_truths(self, predictions: Values) -> Values:
-        return [[each] if each else [] for each in predictions]
+        return [[answer] if answer else [] for answer in predictions]
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         """F1 and exact match of each question, (questions, 2)."""
@@ -100,7 +100,7 @@ class QuestionAnswering(TaskContract):
 
 def _find_outputs(card: ModelCard) -> Sequence[TensorSpec]:
     """The scores of first and last tokens: by transformers' names, or the first two outputs."""
-    named = {each.name: each for each in card.outputs}
+    named = {spec.name: spec for spec in card.outputs}
     return [named[START], named[END]] if {START, END} <= named.keys() else card.outputs[:2]
 
 
@@ -130,18 +130,22 @@ def find_best_span(
 
 def choose_answer(windows: Sequence[tuple[str, float, float]], *, may_have_none: bool) -> str:
     """The answer of a question from (answer, score, score of no answer) of its windows; the first of equally good ones."""
-    answer, score, _ = max(windows, key=lambda each: each[1])
-    return NO_ANSWER if may_have_none and min(each[2] for each in windows) > score else answer
+    answer, score, _ = max(windows, key=lambda window: window[1])
+    return NO_ANSWER if may_have_none and min(window[2] for window in windows) > score else answer
 
 
 def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
     """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; without truths only no answer is right."""
-    found, scores = normalize_answer(answer).split(), []
-    counted = Counter(found)
-    for known in [words for each in truths if (words := normalize_answer(each).split())] or [[]]:
+    answered, scores = normalize_answer(answer).split(), []
+    counted = Counter(answered)
+    for known in [words for truth in truths if (words := normalize_answer(truth).split())] or [[]]:
         same = sum(min(number, counted[word]) for word, number in Counter(known).items())
-        f1 = 2 * same / (len(found) + len(known)) if found and known else float(found == known)
-        scores.append((f1, float(found == known)))
+        f1 = (
+            2 * same / (len(answered) + len(known))
+            if answered and known
+            else float(answered == known)
+        )
+        scores.append((f1, float(answered == known)))
     return max(f1 for f1, _ in scores), max(exact for _, exact in scores)
 
 

@@ -94,8 +94,8 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
             for image, row in annotations:
                 counts[int(row[4]), image] += not row[6]
             return [
-                MatchedClass(np.zeros(0, np.int64), none, none, np.zeros(0), each)
-                for each in counts
+                MatchedClass(np.zeros(0, np.int64), none, none, np.zeros(0), objects)
+                for objects in counts
             ]
         evaluated = COCOeval(reference, reference.loadRes(np.array(table, np.float64)), "bbox")
         evaluated.params.areaRng, evaluated.params.areaRngLbl = [[0, 1e10]], ["all"]
@@ -108,16 +108,16 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
 
 
 def _collect(images: Sequence[Any]) -> MatchedClass:
-    there = [(place, each) for place, each in enumerate(images) if each is not None]
+    there = [(place, record) for place, record in enumerate(images) if record is not None]
     objects = np.zeros(len(images))
-    for place, each in there:
-        objects[place] = np.count_nonzero(np.asarray(each["gtIgnore"]) == 0)
-    scores = np.concatenate([each["dtScores"] for _, each in there]) if there else np.zeros(0)
+    for place, record in there:
+        objects[place] = np.count_nonzero(np.asarray(record["gtIgnore"]) == 0)
+    scores = np.concatenate([record["dtScores"] for _, record in there]) if there else np.zeros(0)
     empty = np.zeros((len(THRESHOLDS), 0))
-    columns = ([each[key] for _, each in there] or [empty] for key in ("dtMatches", "dtIgnore"))
+    columns = ([record[key] for _, record in there] or [empty] for key in ("dtMatches", "dtIgnore"))
     matches, ignored = (np.concatenate(parts, axis=1) for parts in columns)
     image = (
-        np.concatenate([np.full(len(each["dtScores"]), place) for place, each in there])
+        np.concatenate([np.full(len(record["dtScores"]), place) for place, record in there])
         if there
         else scores
     )

@@ -108,7 +108,7 @@ def _count_text_bytes(table: "pl.DataFrame") -> int:
     texts = [column for column in texts if column.dtype == pl.String]
     if TRUTH in table.columns and table[TRUTH].dtype == pl.List(pl.String):
         texts.append(table[TRUTH].explode())
-    return sum(int(each.str.len_bytes().cast(pl.Int64).sum()) for each in texts)
+    return sum(int(column.str.len_bytes().cast(pl.Int64).sum()) for column in texts)
 
 
 def _find_largest(numbers: "pl.Series") -> int:
@@ -136,11 +136,13 @@ def _count_box_pairs(boxes: "dict[str, pl.DataFrame]") -> int:
     source = next((boxes[name] for name in SOURCES if name in boxes), None)
     truths = boxes.get(TRUTH)
     shown = None if source is None else source.filter(pl.col("score") >= SHOWN_SCORE)
-    found = [table for name, table in boxes.items() if name != TRUTH]
+    tables = [table for name, table in boxes.items() if name != TRUTH]
     pairs = 0
-    for (one, most), other in product(((truths, MATCHED_BOXES), (shown, None)), found):
-        if one is not None:
-            mine, theirs = (each.group_by("sample", "class").len() for each in (one, other))
+    for (reference, most), predicted in product(((truths, MATCHED_BOXES), (shown, None)), tables):
+        if reference is not None:
+            mine, theirs = (
+                table.group_by("sample", "class").len() for table in (reference, predicted)
+            )
             both = mine.join(theirs, on=("sample", "class"), nulls_equal=True)
             judged = pl.col("len_right") if most is None else pl.min_horizontal("len_right", most)
             pairs += int(both.select((pl.col("len").cast(pl.Int64) * judged).sum()).item())
@@ -153,5 +155,5 @@ def _count_json_bytes(table: "pl.DataFrame") -> int:
         for column in table.iter_columns()
         if isinstance(column.dtype, pl.Struct) and "prediction" in column.struct.fields
     ]
-    texts = (each for each in structs if each.dtype == pl.String)
-    return sum(int(each.str.len_bytes().cast(pl.Int64).sum()) for each in texts)
+    texts = (column for column in structs if column.dtype == pl.String)
+    return sum(int(column.str.len_bytes().cast(pl.Int64).sum()) for column in texts)

@@ -52,7 +52,7 @@ class CallableTask(StoredScores):
         return f"{PREFIX}{self._name}"
 
     def describe_scoring(self, card: ModelCard) -> str:
-        low, high = (f"{each:g}" for each in self._range)
+        low, high = (f"{bound:g}" for bound in self._range)
         sense = "" if self._larger else ", smaller is better"
         return (
             f"{self._name} by a callable (source sha256 {hash_callable(self._function)[:12]}) from {low} to {high}{sense}, as a share of "
@@ -64,15 +64,15 @@ class CallableTask(StoredScores):
     ) -> Values | None:
         truths = self._given
         if truths is None:
-            truths = [each.label for each in samples.files]
-            if any(each is None for each in truths):
+            truths = [file.label for file in samples.files]
+            if any(truth is None for truth in truths):
                 raise BadInputError(
                     f"{samples.name} has no truths for {self._name}\ngive them with the inputs: Data((inputs, labels))"
                 )
         if len(truths) != len(samples.files):
             raise BadInputError(f"{len(truths)} truths are given for {len(samples.files)} samples")
-        self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
-        return [_to_json(each) for each in truths]
+        self._truths = dict(zip((file.path for file in samples.files), truths, strict=True))
+        return [_to_json(truth) for truth in truths]
 
     def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
         return None, deepcopy(self._truths[file.path])
@@ -80,13 +80,14 @@ class CallableTask(StoredScores):
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:
-        found = []
+        predictions = []
         for place, file in enumerate(files):
             own = {name: np.copy(value[place]) for name, value in outputs.items()}  # may be changed
             truth = deepcopy(self._truths[file.path])
             score = self._score(self._pack(own), truth, file.path)
-            found.append({"prediction": f"{score:.3g}", "score": score})  # agreement is of scores
-        return found
+            # agreement is of scores
+            predictions.append({"prediction": f"{score:.3g}", "score": score})
+        return predictions
 
     def _score(self, outputs: Any, truth: Any, sample: str) -> float:
         """The score as a share of the range. Raises BadInputError if the callable raises, or gives no number in the range."""

@@ -47,8 +47,8 @@ class Classification(TaskContract):
     ) -> Values | None:
         if classes is None:
             return None
-        found = find_label_indices(samples, card, classes)
-        return None if found is None else found.tolist()
+        indices = find_label_indices(samples, card, classes)
+        return None if indices is None else indices.tolist()
 
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
@@ -58,46 +58,48 @@ class Classification(TaskContract):
         return list_best_classes(scores.reshape(len(scores), -1))
 
     def take_as_truths(self, predictions: Values) -> Values:
-        return [each[0] for each in predictions]
+        return [prediction[0] for prediction in predictions]
 
     def add_scores(
         self,
         row: EvaluatedModel,
         truths: Values,
         source: Values,
-        found: Values,
+        build: Values,
         labels: Sequence[str],
         classes: int,
     ) -> EvaluatedModel:
-        arrays = (np.array(each) for each in (source, found, truths))
+        arrays = (np.array(values) for values in (source, build, truths))
         accuracy = compute_accuracy(*arrays, top5=classes > TOP_K, groups=self.groups)
         return replace(row, accuracy=accuracy)
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
-        return np.equal([each[0] for each in predictions], truths).astype(np.float64)[:, None]
+        return np.equal([prediction[0] for prediction in predictions], truths).astype(np.float64)[
+            :, None
+        ]
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
-        return self.gather(self.take_as_truths(source), found)[:, 0]
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
+        return self.gather(self.take_as_truths(source), build)[:, 0]
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         """False if the source model predicts one class for all samples."""
-        return len({each[0] for each in source}) > 1
+        return len({prediction[0] for prediction in source}) > 1
 
-    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        return compute_agreement(np.array(source), np.array(found), self.groups)
+    def compute_parity(self, source: Values, build: Values) -> Agreement | None:
+        return compute_agreement(np.array(source), np.array(build), self.groups)
 
 
 def list_best_classes(scores: np.ndarray) -> list[list[int]]:
     best = np.argsort(-np.asarray(scores, np.float32), axis=1, kind="stable")[:, :TOP_K]
-    found: list[list[int]] = best.tolist()
-    return found
+    classes: list[list[int]] = best.tolist()
+    return classes
 
 
 def compute_agreement(
-    source: NDArray[np.int64], found: NDArray[np.int64], groups: Groups | None = None
+    source: NDArray[np.int64], build: NDArray[np.int64], groups: Groups | None = None
 ) -> Agreement | None:
     """Share of equal best classes, both (samples, k); None if the source model predicts one class for all samples."""
-    before, after = source[:, 0], found[:, 0]
+    before, after = source[:, 0], build[:, 0]
     if np.unique(before).size < 2:
         return None
     same = mean_from_samples((before == after).astype(np.float64), groups)
@@ -106,26 +108,26 @@ def compute_agreement(
 
 def compute_accuracy(
     source: NDArray[np.int64],
-    found: NDArray[np.int64],
+    build: NDArray[np.int64],
     labels: NDArray[np.int64],
     *,
     top5: bool,
     groups: Groups | None = None,
 ) -> Accuracy:
     """Accuracy on `labels` (samples,) and the drop from the source model; both predictions are (samples, k), best first."""
-    before, after = source[:, 0], found[:, 0]
+    before, after = source[:, 0], build[:, 0]
     right, was_right = after == labels, before == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
     drop = figure_from_samples(
         (lost - won) / n, was_right * 1.0 - right, n, (-1.0, 1.0), groups=groups
     )
     own = mean_from_samples(right.astype(np.float64), groups)
-    classes = int(max(source.max(), found.max(), labels.max())) + 1
+    classes = int(max(source.max(), build.max(), labels.max())) + 1
     f1, f1_drop = (
         measure_macro_f1(labels, after, classes, groups),
         compare_macro_f1(labels, before, after, classes, groups),
     )
-    among_best = (found == labels[:, None]).any(axis=1).astype(np.float64)
+    among_best = (build == labels[:, None]).any(axis=1).astype(np.float64)
     within = mean_from_samples(among_best, groups) if top5 else None
     return Accuracy(
         top1=float(right.mean()),

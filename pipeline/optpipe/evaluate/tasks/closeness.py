@@ -16,7 +16,7 @@ LEAST_RELATIVE = 1e-6
 Path = tuple[Hashable, ...]
 
 
-def compare_predictions(source: Sequence[Any], found: Sequence[Any]) -> NDArray[np.float64]:
+def compare_predictions(source: Sequence[Any], build: Sequence[Any]) -> NDArray[np.float64]:
     """1 for each sample whose predictions are the same, otherwise 0, (samples,).
 
     Predictions are values that JSON can hold.
@@ -24,7 +24,9 @@ def compare_predictions(source: Sequence[Any], found: Sequence[Any]) -> NDArray[
     >>> compare_predictions([{"at": 1.0}, {"at": 3.0}], [{"at": 1.004}, {"at": 3.2}])
     array([1., 0.])
     """
-    before, after = ([dict(_list_leaves(each)) for each in some] for some in (source, found))
+    before, after = (
+        [dict(_list_leaves(prediction)) for prediction in some] for some in (source, build)
+    )
     numbers: dict[Path, list[float]] = {}
     for leaves in before:
         for path, value in leaves.items():
@@ -35,12 +37,13 @@ def compare_predictions(source: Sequence[Any], found: Sequence[Any]) -> NDArray[
     return np.array(
         [
             float(
-                one.keys() == other.keys()
+                expected.keys() == actual.keys()
                 and all(
-                    _is_same(value, other[path], room.get(path, 0.0)) for path, value in one.items()
+                    _is_same(value, actual[path], room.get(path, 0.0))
+                    for path, value in expected.items()
                 )
             )
-            for one, other in zip(before, after, strict=True)
+            for expected, actual in zip(before, after, strict=True)
         ]
     )
 
@@ -63,9 +66,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_same(one: Any, other: Any, room: float) -> bool:
-    if not (_is_number(one) and _is_number(other)) or float not in (type(one), type(other)):
-        return type(one) is type(other) and bool(one == other)
-    if one == other or (one != one and other != other):
+def _is_same(left: Any, right: Any, room: float) -> bool:
+    if not (_is_number(left) and _is_number(right)) or float not in (type(left), type(right)):
+        return type(left) is type(right) and bool(left == right)
+    if left == right or (left != left and right != right):
         return True
-    return bool(abs(one - other) <= max(room, LEAST_RELATIVE * abs(one)))
+    return bool(abs(left - right) <= max(room, LEAST_RELATIVE * abs(left)))

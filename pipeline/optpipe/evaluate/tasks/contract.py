@@ -118,9 +118,9 @@ class TaskContract:
                 else ""
             )
             problem = f"{card.name}: {card.task} needs a first output of {self.form}"
-            found = f"{card.outputs[0].name} has shape {'×'.join(map(str, shape))}"
+            stated = f"{card.outputs[0].name} has shape {'×'.join(map(str, shape))}"
             raise BadInputError(
-                f"{problem}, but {found}\n{pool}set another task in a model card (models/README.md)"
+                f"{problem}, but {stated}\n{pool}set another task in a model card (models/README.md)"
             )
         if self.names_classes:
             require_labels(card, self.count_classes(card), card.task)
@@ -220,9 +220,11 @@ class TaskContract:
         """Names for `compute_class_scores`; the card's labels by default."""
         return labels
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
         """Agreement of both predictions for each sample (samples,), from 0 to 1."""
-        return np.array([float(one == other) for one, other in zip(source, found, strict=True)])
+        return np.array(
+            [float(before == after) for before, after in zip(source, build, strict=True)]
+        )
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         """False if agreement with the source model, or a drop on `truths`, would say nothing."""
@@ -250,24 +252,24 @@ class TaskContract:
         row: EvaluatedModel,
         truths: Values,
         source: Values,
-        found: Values,
+        build: Values,
         labels: Sequence[str],
         classes: int,
     ) -> EvaluatedModel:
-        return replace(row, scores=self.score_predictions(truths, source, found, labels))
+        return replace(row, scores=self.score_predictions(truths, source, build, labels))
 
     def score_predictions(
-        self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
+        self, truths: Values, source: Values, build: Values, labels: Sequence[str] = ()
     ) -> TaskScores:
-        """Every score of `found` with its interval, its drop from `source` on the same samples, and the first score per class."""
-        mine, theirs, figures = self._compare(truths, source, found, labels)
+        """Every score of `build` with its interval, its drop from `source` on the same samples, and the first score per class."""
+        mine, theirs, figures = self._compare(truths, source, build, labels)
         scores = []
         for name, (own, drop) in zip(self.scores, figures, strict=True):
             if not np.isfinite(drop.value):
                 raise BadInputError(
                     f"{name} is not defined on these samples: nothing in them is judged"
                 )
-            bounds = (each.interval(CONFIDENCE) for each in (own, drop))
+            bounds = (figure.interval(CONFIDENCE) for figure in (own, drop))
             scores.append(Score(name, own.value, next(bounds), drop.value, next(bounds)))
         return TaskScores(tuple(scores), self._list_classes(truths, mine, theirs, labels))
 
@@ -281,13 +283,13 @@ class TaskContract:
         known = [place for place, pair in both if np.isfinite(pair).all()]
         confidence = 1 - (1 - CONFIDENCE) / max(len(known), 1)
         size = 1.0 if self.groups is None else self.groups.size
-        found = []
+        class_scores = []
         for place in known:
             value, before = float(mine.class_values[place]), float(theirs.class_values[place])
             name = names[place] if place < len(names) else f"class {place}"
             effect = mine.class_effects[place]
             if effect is None:
-                found.append(ClassScore(name, value, before - value))
+                class_scores.append(ClassScore(name, value, before - value))
                 continue
             parts, others = mine.class_parts[:, place], theirs.class_parts[:, place]
             own = figure_from_samples(value, parts, mine.samples, (0.0, 1.0), effect * size)
@@ -295,16 +297,16 @@ class TaskContract:
                 before - value, others - parts, mine.samples, (-1.0, 1.0), effect * size
             )
             bounds = own.interval(confidence), lost.interval(confidence)
-            found.append(ClassScore(name, value, before - value, *bounds))
-        return tuple(found)
+            class_scores.append(ClassScore(name, value, before - value, *bounds))
+        return tuple(class_scores)
 
     def _compare(
-        self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
+        self, truths: Values, source: Values, build: Values, labels: Sequence[str] = ()
     ) -> tuple[Measured, Measured, list[tuple[Share | SampledFigure, SampledFigure]]]:
-        """The scores of `found` and `source`, and the drop of each score; `labels` name the classes that exist."""
+        """The scores of `build` and `source`, and the drop of each score; `labels` name the classes that exist."""
         mine, theirs = (
-            measure_scores(self, pickle.dumps(truths), pickle.dumps(each))
-            for each in (found, source)
+            measure_scores(self, pickle.dumps(truths), pickle.dumps(predictions))
+            for predictions in (build, source)
         )
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
         absent = find_absent_classes(labels, mine.occurring)
@@ -339,25 +341,25 @@ class TaskContract:
             figures.append((own, lost))
         return mine, theirs, figures
 
-    def measure_drop(self, truths: Values, source: Values, found: Values) -> SampledFigure | None:
+    def measure_drop(self, truths: Values, source: Values, build: Values) -> SampledFigure | None:
         """The drop of the first score; None if it cannot be measured."""
         if not self.shows_something(source, truths):
             return None
-        drop = self._compare(truths, source, found)[2][0][1]
+        drop = self._compare(truths, source, build)[2][0][1]
         return drop if np.isfinite(drop.value) else None
 
-    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        """Agreement of `found` with `source`; None if the source predicts the same for all samples."""
+    def compute_parity(self, source: Values, build: Values) -> Agreement | None:
+        """Agreement of `build` with `source`; None if the source predicts the same for all samples."""
         if not self.shows_something(source):
             return None
-        same = mean_from_samples(self.compute_sample_parity(source, found), self.groups)
+        same = mean_from_samples(self.compute_sample_parity(source, build), self.groups)
         return Agreement(same.value, same.interval(CONFIDENCE))
 
     def observe(
         self,
         truths: Values | None,
         source: Values,
-        found: Values,
+        build: Values,
         confidence: float,
         about: str,
         labels: Sequence[str] = (),
@@ -374,11 +376,11 @@ class TaskContract:
         figures = {}
         if self.shows_something(source):
             figures["agreement"] = make(
-                mean_from_samples(self.compute_sample_parity(source, found), self.groups), about
+                mean_from_samples(self.compute_sample_parity(source, build), self.groups), about
             )
         if truths is None:
             return figures
-        mine, _, compared = self._compare(truths, source, found, labels)
+        mine, _, compared = self._compare(truths, source, build, labels)
         absent = describe_absent_classes(labels, mine.occurring)
         for name, (own, drop) in zip(self.scores, compared, strict=True):
             said = f"{name}, {about}" if len(self.scores) > 1 else about
@@ -396,13 +398,13 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     true, predicted = pickle.loads(truths), pickle.loads(predictions)
     gathered, count = task.gather(true, predicted), task.count_units(true)
     spread = task.spread_truths(gathered)
-    effects = tuple(find_largest_effect(each) for each in spread)
+    effects = tuple(find_largest_effect(amount) for amount in spread)
     over_classes = (
-        each
-        for name, each in zip(task.scores, spread, strict=False)
+        amount
+        for name, amount in zip(task.scores, spread, strict=False)
         if task.find_score(name).over_classes
     )
-    totals = next((each.sum(axis=1) for each in over_classes), np.zeros(0))
+    totals = next((amount.sum(axis=1) for amount in over_classes), np.zeros(0))
     occurring = frozenset(np.flatnonzero(totals).tolist())
     if type(task).compute_scores is TaskContract.compute_scores:
         parts = gathered if task.groups is None else task.groups.add_up(gathered)
@@ -410,7 +412,9 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     units = np.arange(count) if task.groups is None else task.groups.members
     groups = min(int(units.max(initial=-1)) + 1, MOST_PARTS)
     member = units % max(groups, 1)
-    whole, by_class = (each[0] for each in task.compute_all_scores(gathered, np.ones((1, count))))
+    whole, by_class = (
+        scores[0] for scores in task.compute_all_scores(gathered, np.ones((1, count)))
+    )
     amounts = task.spread_class_truths(gathered)
     of_class = tuple(
         find_largest_effect(amounts[place : place + 1]) if amounts[place].any() else None

@@ -16,9 +16,11 @@ class CountedScores(TaskContract):
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """F1, precision, and recall over all kinds together, (rows, 3); NaN where there is nothing to count."""
-        right, found, true = (weights @ gathered.sum(axis=1)).T
+        right, predicted, true = (weights @ gathered.sum(axis=1)).T
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
+            return np.stack(
+                [2 * right / (predicted + true), right / predicted, right / true], axis=1
+            )
 
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
         return [gathered[:, :, 2].sum(axis=1)[None]] * len(self.scores)
@@ -28,9 +30,9 @@ class CountedScores(TaskContract):
     ) -> NDArray[np.float64]:
         """F1 of each kind that has a name, (rows, kinds)."""
         counts = np.moveaxis(self.select_named(gathered), 2, 0)
-        right, found, true = (weights @ each for each in counts)
+        right, predicted, true = (weights @ counted for counted in counts)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(2 * right / (found + true))
+            return np.asarray(2 * right / (predicted + true))
 
     def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
         return np.asarray(self.select_named(gathered)[:, :, 2].T)

@@ -34,7 +34,7 @@ from optpipe.stats.paired import CONFIDENCE, figure_from_samples
 
 LARGEST_SIDE = 2**20
 """Of a box and its place, in pixels."""
-SCORE_THRESHOLDS = tuple(each / 20 for each in range(1, 20))
+SCORE_THRESHOLDS = tuple(step / 20 for step in range(1, 20))
 """The scores from which a policy can count boxes."""
 
 
@@ -136,8 +136,8 @@ class Detection(TaskContract):
     def compute_all_scores(
         self, gathered: Any, weights: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        precisions = np.stack([compute_average_precision(each, weights) for each in gathered])
-        occurring = precisions[[bool(each.objects.any()) for each in gathered]]
+        precisions = np.stack([compute_average_precision(matched, weights) for matched in gathered])
+        occurring = precisions[[bool(matched.objects.any()) for matched in gathered]]
         means = [
             np.nanmean(occurring, axis=(0, 2)),
             np.nanmean(occurring[..., 0], 0),
@@ -152,24 +152,26 @@ class Detection(TaskContract):
         return [objects if find_score(name).over_classes else together for name in self.scores]
 
     def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
-        return np.stack([each.objects for each in gathered]) if gathered else np.zeros((0, 1))
+        return np.stack([matched.objects for matched in gathered]) if gathered else np.zeros((0, 1))
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
         return np.array(
-            [compute_overlap(mine, theirs) for mine, theirs in zip(source, found, strict=True)]
+            [compute_overlap(mine, theirs) for mine, theirs in zip(source, build, strict=True)]
         )
 
-    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
+    def compute_parity(self, source: Values, build: Values) -> Agreement | None:
         """Adds the shift of the scores of the source's shown boxes: their mean with its interval, and quantiles."""
-        agreement = TaskContract.compute_parity(self, source, found)
-        by_image = [np.array(list_score_shifts(*pair)) for pair in zip(source, found, strict=True)]
+        agreement = TaskContract.compute_parity(self, source, build)
+        by_image = [np.array(list_score_shifts(*pair)) for pair in zip(source, build, strict=True)]
         shifts = np.concatenate(by_image) if by_image else np.zeros(0)
         if agreement is None or not shifts.size:
             return agreement
         mean = float(shifts.mean())
         images = len(by_image)
-        parts = np.array([images * (one.sum() - mean * one.size) / shifts.size for one in by_image])
+        parts = np.array(
+            [images * (moved.sum() - mean * moved.size) / shifts.size for moved in by_image]
+        )
         figure = figure_from_samples(mean, parts, images, (-1.0, 1.0), groups=self.groups)
         low, high = figure.interval(CONFIDENCE)
         quantiles = {f"p{at}": float(np.percentile(shifts, at)) for at in (5, 50, 95)}
@@ -180,17 +182,17 @@ class Detection(TaskContract):
         self,
         truths: Values | None,
         source: Values,
-        found: Values,
+        build: Values,
         confidence: float,
         about: str,
         labels: Sequence[str] = (),
     ) -> dict[str, Observation]:
         """Adds F1 and its drop at each of SCORE_THRESHOLDS, as `F1@25%`."""
-        figures = TaskContract.observe(self, truths, source, found, confidence, about, labels)
+        figures = TaskContract.observe(self, truths, source, build, confidence, about, labels)
         if truths is None:
             return figures
         rates = AT_THRESHOLDS.grouped_by(self.groups)
-        more = TaskContract.observe(rates, truths, source, found, confidence, about)
+        more = TaskContract.observe(rates, truths, source, build, confidence, about)
         return figures | {name: rate for name, rate in more.items() if "@" in name}
 
 

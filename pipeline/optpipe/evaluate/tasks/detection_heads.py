@@ -70,7 +70,7 @@ def find_head(card: ModelCard) -> Head:
     given = dict(card.head)
     layout = str(given.pop("layout", "")) or _guess_layout(card.outputs, len(card.labels))
     if layout not in LAYOUTS:
-        shapes = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
+        shapes = ", ".join(f"{spec.name} {'×'.join(map(str, spec.shape))}" for spec in card.outputs)
         problem = f"{card.name}: no detection head fits its outputs ({shapes})"
         raise BadInputError(
             f"{problem}\na model card names one: [head] layout = {' | '.join(LAYOUTS)}"
@@ -89,7 +89,7 @@ def find_head(card: ModelCard) -> Head:
 
 
 def _guess_layout(outputs: Sequence[TensorSpec], labels: int) -> str | None:
-    shapes = [each.shape for each in outputs]
+    shapes = [spec.shape for spec in outputs]
     three = [shape for shape in shapes if len(shape) == 3]
     if _find_torchvision(outputs) is not None:
         return "torchvision"
@@ -111,10 +111,10 @@ def _guess_layout(outputs: Sequence[TensorSpec], labels: int) -> str | None:
 
 def _find_torchvision(outputs: Sequence[TensorSpec]) -> tuple[str, str, str] | None:
     """Names of boxes, scores, and labels, by rank and type: torchvision's detectors order them differently."""
-    boxes = [each.name for each in outputs if len(each.shape) == 2 and each.shape[-1] == 4]
-    flat = [each for each in outputs if len(each.shape) == 1]
-    labels = [each.name for each in flat if each.dtype.startswith("int")]
-    scores = [each.name for each in flat if each.dtype.startswith("float")]
+    boxes = [spec.name for spec in outputs if len(spec.shape) == 2 and spec.shape[-1] == 4]
+    flat = [spec for spec in outputs if len(spec.shape) == 1]
+    labels = [spec.name for spec in flat if spec.dtype.startswith("int")]
+    scores = [spec.name for spec in flat if spec.dtype.startswith("float")]
     return (boxes[0], scores[0], labels[0]) if boxes and scores and labels else None
 
 
@@ -148,17 +148,18 @@ def decode_outputs(
             if boxes.ndim == 2
             else (boxes, scores, labels)
         )
-        return [_select(*each, head) for each in zip(*images, strict=True)]
+        return [_select(*image, head) for image in zip(*images, strict=True)]
     first = np.asarray(outputs[card.outputs[0].name], np.float64)
     if head.layout == "boxes6":
         return [
-            _select(each[:, :4], each[:, 4], each[:, 5].astype(np.int64), head) for each in first
+            _select(image[:, :4], image[:, 4], image[:, 5].astype(np.int64), head)
+            for image in first
         ]
     if head.layout in SUPPRESSED:
         rows = first if head.layout == "yolov5" else first.transpose(0, 2, 1)
-        return [_decode_yolo(each, head) for each in rows]
+        return [_decode_yolo(image, head) for image in rows]
     name = next(
-        each.name for each in card.outputs[1:] if len(each.shape) == 3 and each.shape[-1] == 4
+        spec.name for spec in card.outputs[1:] if len(spec.shape) == 3 and spec.shape[-1] == 4
     )
     scale = np.array([sides[1], sides[0], sides[1], sides[0]], np.float64)
     pairs = zip(first, np.asarray(outputs[name], np.float64), strict=True)
@@ -193,8 +194,8 @@ def suppress(detected: DetectedBoxes, iou: float) -> NDArray[np.int64]:
     from torchvision.ops import batched_nms
 
     tensors = (
-        torch.from_numpy(np.ascontiguousarray(each))
-        for each in (detected.boxes, detected.scores, detected.labels)
+        torch.from_numpy(np.ascontiguousarray(array))
+        for array in (detected.boxes, detected.scores, detected.labels)
     )
     return np.asarray(batched_nms(*tensors, iou).numpy())
 

@@ -63,9 +63,9 @@ def decode_mask(data: bytes) -> NDArray[np.uint8]:
     return pixels[:, 1:]
 
 
-def decode_pair(one: bytes, other: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def decode_pair(left: bytes, right: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Two masks of one sample. Raises BadInputError if they differ in size."""
-    first, second = decode_mask(one), decode_mask(other)
+    first, second = decode_mask(left), decode_mask(right)
     if first.shape != second.shape:
         raise BadInputError(
             f"the masks of a sample have different sizes, {first.shape} and {second.shape}"

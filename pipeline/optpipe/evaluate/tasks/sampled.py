@@ -39,8 +39,8 @@ class SampledScore(TaskContract):
             if self._stated.rule is Rule.RATIO:
                 return as_column(weights @ value / (weights @ weight))
             shares, occurring = np.zeros(len(weights)), np.zeros(len(weights))
-            for each in np.unique(group):
-                mine = group == each
+            for number in np.unique(group):
+                mine = group == number
                 sums, counted = weights[:, mine] @ value[mine], weights[:, mine] @ weight[mine]
                 shares += np.divide(sums, counted, out=np.zeros_like(sums), where=counted > 0)
                 occurring += counted > 0
@@ -50,7 +50,7 @@ class SampledScore(TaskContract):
         _, weight, group = gathered.T
         if self._stated.rule is Rule.RATIO:
             return [weight[None]]
-        return [np.stack([weight * (group == each) for each in np.unique(group)])]
+        return [np.stack([weight * (group == number) for number in np.unique(group)])]
 
 
 def as_column(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,18 +72,18 @@ class MeanScore(SampledScore):
         return ()
 
 
-def make_sampled_score(name: str, stated: ScoreRule, source: Values, found: Values) -> SampledScore:
+def make_sampled_score(name: str, stated: ScoreRule, source: Values, build: Values) -> SampledScore:
     """The score of the parts of two models."""
-    every = [part for parts in (source, found) for part in parts]
+    every = [part for parts in (source, build) for part in parts]
     plain = all(weight == 1 and value <= 1 for value, weight, _ in every)
     make = MeanScore if plain and stated.rule is Rule.RATIO else SampledScore
     return make(name, stated)
 
 
-def find_mismatch(stated: ScoreRule, source: Values, found: Values) -> str | None:
+def find_mismatch(stated: ScoreRule, source: Values, build: Values) -> str | None:
     """Why the parts of two models cannot be compared; None if they can."""
     if stated.rule is Rule.CLASS_MEAN and any(
-        one[2] != other[2] for one, other in zip(source, found, strict=True)
+        before[2] != after[2] for before, after in zip(source, build, strict=True)
     ):
         return "a sample's group differs between the models: with this rule it may depend on the truth alone"
     return None

@@ -72,7 +72,7 @@ class Segmentation(TaskContract):
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:
-        first, transform, found = (
+        first, transform, masks = (
             outputs[card.outputs[0].name].astype(np.float32),
             card.transform,
             [],
@@ -85,8 +85,8 @@ class Segmentation(TaskContract):
                 transform, *read_image_size(samples.root / file.path, transform)
             )
             rows, columns = map(_make_interpolation, axes, transform.size, logits.shape[1:])
-            found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
-        return found
+            masks.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
+        return masks
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         """Correct, predicted, and true pixels, (3, images, classes), without ignored ones."""
@@ -97,7 +97,7 @@ class Segmentation(TaskContract):
             truth, mask = truth[judged], mask[judged]
             counted = (truth[truth == mask], mask, truth)
             tables.append(
-                np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in counted])
+                np.stack([np.bincount(counts, minlength=MAX_CLASSES + 1) for counts in counted])
             )
         return np.stack(tables, axis=1).astype(np.float64)
 
@@ -107,7 +107,7 @@ class Segmentation(TaskContract):
     def compute_all_scores(
         self, gathered: Any, weights: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        both, predicted, true = (weights @ each for each in gathered)
+        both, predicted, true = (weights @ counts for counts in gathered)
         by_class = _divide(both, predicted + true - both)
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
@@ -120,9 +120,9 @@ class Segmentation(TaskContract):
     def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
         return np.asarray(gathered[2].T)
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
-        pairs = (decode_pair(*pair) for pair in zip(source, found, strict=True))
-        return np.array([float((one == other).mean()) for one, other in pairs])
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
+        pairs = (decode_pair(*pair) for pair in zip(source, build, strict=True))
+        return np.array([float((before == after).mean()) for before, after in pairs])
 
 
 def _make_interpolation(axis: Axis, side: int, cells: int) -> NDArray[np.float32]:

@@ -56,7 +56,7 @@ class TokenClassification(CountedScores):
         said = samples.read_objects()
         if not any("tags" in value for value in said):
             return None
-        places = (f"{samples.name}, line {each.path}" for each in samples.files)
+        places = (f"{samples.name}, line {file.path}" for file in samples.files)
         return [_read_tags(value, card, where) for value, where in zip(said, places, strict=True)]
 
     def decode(
@@ -64,7 +64,7 @@ class TokenClassification(CountedScores):
     ) -> Values:
         assert isinstance(samples, TextSet)
         best = np.argmax(np.asarray(outputs[card.outputs[0].name], np.float32), axis=2)
-        words = zip(best, (samples.first_tokens[each.path] for each in files), strict=True)
+        words = zip(best, (samples.first_tokens[file.path] for file in files), strict=True)
         return [
             [card.labels[row[token]] if token >= 0 else OUTSIDE for token in tokens]
             for row, tokens in words
@@ -78,8 +78,8 @@ class TokenClassification(CountedScores):
         types = {name: place for place, name in enumerate(_list_types(truths))}
         counts = np.zeros((len(truths), len(types) + 1, 3))
         for row, true, predicted in zip(counts, truths, predictions, strict=True):
-            known, found = find_entities(true), find_entities(predicted)
-            for column, entities in enumerate((known & found, found, known)):
+            known, guessed = find_entities(true), find_entities(predicted)
+            for column, entities in enumerate((known & guessed, guessed, known)):
                 for name, _, _ in entities:
                     row[types.get(name, len(types)), column] += 1
         return counts
@@ -87,11 +87,12 @@ class TokenClassification(CountedScores):
     def select_named(self, gathered: Any) -> NDArray[np.float64]:
         return np.asarray(gathered[:, :-1])
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
         """Share of words with the same tag; 1 for a text without words."""
-        texts = (zip(*pair, strict=True) for pair in zip(source, found, strict=True))
+        texts = (zip(*pair, strict=True) for pair in zip(source, build, strict=True))
         return np.array(
-            [np.mean([one == other for one, other in words] or [1]) for words in texts], np.float64
+            [np.mean([left == right for left, right in words] or [1]) for words in texts],
+            np.float64,
         )
 
 
@@ -100,22 +101,22 @@ def find_entities(tags: Sequence[str]) -> set[Entity]:
 
     E- and L- end an entity of IOBES and BILOU tags, S- and U- are a whole one. A tag without a prefix continues the same type.
     """
-    found: set[Entity] = set()
+    entities: set[Entity] = set()
     begin, open_type, before = 0, None, ""
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, dash, rest = tag.partition("-")
         kind = None if tag == OUTSIDE else rest if dash else tag
         if open_type is not None and (kind != open_type or prefix in BEGINS or before in ENDS):
-            found.add((open_type, begin, place - 1))
+            entities.add((open_type, begin, place - 1))
             open_type = None
         if kind is not None and open_type is None:
             begin, open_type = place, kind
         before = prefix
-    return found
+    return entities
 
 
 def _list_types(tags: Values) -> list[str]:
-    return sorted({name for each in tags for name, _, _ in find_entities(each)})
+    return sorted({name for text in tags for name, _, _ in find_entities(text)})
 
 
 def _read_tags(value: Mapping[str, object], card: ModelCard, where: str) -> list[str]:
@@ -123,7 +124,7 @@ def _read_tags(value: Mapping[str, object], card: ModelCard, where: str) -> list
     if not isinstance(tags, list) or not isinstance(words, list) or len(tags) != len(words):
         example = '{"tokens": ["Ada"], "tags": ["B-PER"]}'
         raise BadInputError(f'{where}: needs "tokens" and as many "tags", such as {example}')
-    unknown = next((each for each in tags if each not in card.labels), None)
+    unknown = next((tag for tag in tags if tag not in card.labels), None)
     if unknown is not None:
         raise BadInputError(
             f"{where}: tag {unknown!r} is not a label of {card.name}: {', '.join(card.labels[:12])}"
@@ -156,7 +157,7 @@ class Embedding(TaskContract):
         return f"{pooling} pooling over tokens inside the engine" if pooling else ""
 
     def describe_left_out(self, truths: Values) -> str:
-        alone = sum(each == ALONE for each in truths)
+        alone = sum(truth == ALONE for truth in truths)
         return (
             f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged"
             if alone
@@ -216,16 +217,16 @@ class Embedding(TaskContract):
 
     def take_as_truths(self, predictions: Values) -> Values:
         """Pairs neighbors in the set; their rating is the source model's similarity."""
-        found = [list(ALONE) for _ in predictions]
+        truths = [list(ALONE) for _ in predictions]
         for first in range(0, len(predictions) - 1, 2):
             similarity = _compute_cosine(
                 np.array(predictions[first]), np.array(predictions[first + 1])
             )
-            found[first] = found[first + 1] = [float(first // 2), float(similarity)]
-        return found
+            truths[first] = truths[first + 1] = [float(first // 2), float(similarity)]
+        return truths
 
     def count_units(self, truths: Values) -> int:
-        return 1 + int(max(each[0] for each in truths))
+        return 1 + int(max(truth[0] for truth in truths))
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         return truths is None or self.count_units(truths) >= FEWEST_PAIRS
@@ -234,7 +235,7 @@ class Embedding(TaskContract):
         self, truths: Values, predictions: Values
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Cosines and ratings of all pairs, (pairs,) each; cosines within ROUNDING of each other become their least."""
-        numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
+        numbers, rows = np.array([truth[0] for truth in truths]), np.array(predictions, np.float64)
         order = np.argsort(numbers, kind="stable")
         order = order[numbers[order] >= 0]
         stated = np.array([truths[place][1] for place in order[::2]], np.float64)
@@ -242,30 +243,30 @@ class Embedding(TaskContract):
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Spearman's correlation with weights and mean ranks for ties; 0 if all cosines, or all ratings, are equal."""
-        one, other = (_rank(values, weights) for values in gathered)
+        cosines, ratings = (_rank(values, weights) for values in gathered)
         total = weights.sum(axis=1, keepdims=True)
-        one, other = (
-            each - (weights * each).sum(1, keepdims=True) / total for each in (one, other)
+        cosines, ratings = (
+            ranks - (weights * ranks).sum(1, keepdims=True) / total for ranks in (cosines, ratings)
         )
         both, first, second = (
-            (weights * product).sum(1) for product in (one * other, one**2, other**2)
+            (weights * product).sum(1) for product in (cosines * ratings, cosines**2, ratings**2)
         )
         spread = np.sqrt(first * second)
         return np.asarray(
             np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None]
         )
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
         """The cosine of both models' embeddings of each text, at least 0."""
         return np.maximum(
-            _compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0
+            _compute_cosine(np.array(source, np.float64), np.array(build, np.float64)), 0.0
         )
 
 
-def _compute_cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_cosine(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
     """Cosines of rows (…, values); 0 if either is zero."""
-    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-    return np.asarray((one * other).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
+    lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
+    return np.asarray((left * right).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
 
 
 def _join_equal(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -56,15 +56,15 @@ class StoredScores(TaskContract):
     names_classes: ClassVar[bool] = False
 
     def take_as_truths(self, predictions: Values) -> Values:
-        return [each["prediction"] for each in predictions]
+        return [prediction["prediction"] for prediction in predictions]
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
-        return np.array([[each["score"]] for each in predictions], np.float64)
+        return np.array([[prediction["score"]] for prediction in predictions], np.float64)
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
         """Whether both predictions are the same; numbers with a fraction within the tolerance of `closeness`."""
         predictions = (
-            [*map(_read_prediction, self.take_as_truths(each))] for each in (source, found)
+            [*map(_read_prediction, self.take_as_truths(values))] for values in (source, build)
         )
         return compare_predictions(*predictions)
 
@@ -130,18 +130,18 @@ class UserTask(StoredScores):
         paths = (
             samples.paths
             if isinstance(samples, ImageSet)
-            else [each.path for each in samples.files]
+            else [file.path for file in samples.files]
         )
-        found = self._call("read_truths", list(paths))
-        if found is None:
+        returned = self._call("read_truths", list(paths))
+        if returned is None:
             return None
-        truths = list(found)
+        truths = list(returned)
         if len(truths) != len(paths):
             raise BadInputError(
                 f"{self.path}: read_truths gives {len(truths)} truths for {len(paths)} samples"
             )
-        self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
-        return [self._to_json(each) for each in truths]
+        self._truths = dict(zip((file.path for file in samples.files), truths, strict=True))
+        return [self._to_json(truth) for truth in truths]
 
     def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
         return json.loads(prediction["prediction"]), deepcopy(self._truths[file.path])
@@ -149,18 +149,18 @@ class UserTask(StoredScores):
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:
-        found = []
+        predictions = []
         for place, file in enumerate(files):
             own = {name: np.copy(value[place]) for name, value in outputs.items()}  # may be changed
             where = samples.root / file.path if isinstance(samples, ImageSet) else file.path
             prediction = self._call("decode", own, where)
-            found.append(
+            predictions.append(
                 {
                     "prediction": self._to_json(prediction),
                     "score": self._score(prediction, file.path),
                 }
             )
-        return found
+        return predictions
 
     def _score(self, prediction: Any, path: str) -> float | None:
         if path not in self._truths:

@@ -42,7 +42,7 @@ class MultiLabel(CountedScores):
             return None
         if all(_is_marks(value, classes) for value in said):
             return [[place for place, mark in enumerate(value) if mark] for value in said]
-        places = (f"{samples.name}, {each.path}" for each in samples.files)
+        places = (f"{samples.name}, {file.path}" for file in samples.files)
         return [
             _find_classes(value, card, classes, where)
             for value, where in zip(said, places, strict=True)
@@ -61,25 +61,27 @@ class MultiLabel(CountedScores):
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         """Right, predicted, and true classes (samples, classes, 3)."""
-        width = 1 + max((max(each, default=-1) for each in (*truths, *predictions)), default=-1)
+        width = 1 + max(
+            (max(classes, default=-1) for classes in (*truths, *predictions)), default=-1
+        )
         counts = np.zeros((len(truths), max(width, 1), 3))
         for row, true, predicted in zip(counts, truths, predictions, strict=True):
-            for column, found in enumerate(({*true} & {*predicted}, predicted, true)):
-                row[sorted(found), column] = 1
+            for column, classes in enumerate(({*true} & {*predicted}, predicted, true)):
+                row[sorted(classes), column] = 1
         return counts
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
         """Classes of both over classes of either; 1 without a class."""
-        pairs = (({*one}, {*other}) for one, other in zip(source, found, strict=True))
+        pairs = (({*before}, {*after}) for before, after in zip(source, build, strict=True))
         return np.array(
             [
-                len(one & other) / max(len(one | other), 1) if one | other else 1.0
-                for one, other in pairs
+                len(before & after) / max(len(before | after), 1) if before | after else 1.0
+                for before, after in pairs
             ]
         )
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:
-        return len({tuple(each) for each in source}) > 1
+        return len({tuple(prediction) for prediction in source}) > 1
 
 
 class Regression(TaskContract):
@@ -111,9 +113,9 @@ class Regression(TaskContract):
         said = _read_labels(samples, "label", "score")
         if said is None:
             return None
-        places = (f"{samples.name}, {each.path}" for each in samples.files)
+        places = (f"{samples.name}, {file.path}" for file in samples.files)
         truths = [_read_numbers(value, where) for value, where in zip(said, places, strict=True)]
-        if len({len(each) for each in truths}) > 1:
+        if len({len(truth) for truth in truths}) > 1:
             raise BadInputError(f"{samples.name}: its labels have different numbers of values")
         spread = np.array(truths).std(axis=0)
         if not (spread > 0).all():
@@ -130,16 +132,16 @@ class Regression(TaskContract):
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         """Squares and distances of the errors, the truths, and their squares, (4, samples, outputs)."""
-        true, found = np.array(truths, np.float64), np.array(predictions, np.float64)
-        if true.shape != found.shape:
+        true, predicted = np.array(truths, np.float64), np.array(predictions, np.float64)
+        if true.shape != predicted.shape:
             problem = f"labels have {true.shape[1]} values for each sample"
-            raise BadInputError(f"{problem}, and the model's first output has {found.shape[1]}")
-        apart = found - true
+            raise BadInputError(f"{problem}, and the model's first output has {predicted.shape[1]}")
+        apart = predicted - true
         return np.stack([apart**2, np.abs(apart), true, true**2])
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         total = weights.sum(axis=1, keepdims=True)
-        square, distance, true, true_square = (weights @ each / total for each in gathered)
+        square, distance, true, true_square = (weights @ moment / total for moment in gathered)
         with np.errstate(invalid="ignore", divide="ignore"):
             variance = np.maximum(true_square - true**2, 0.0)
             error = (square / variance).mean(axis=1)
@@ -151,8 +153,8 @@ class Regression(TaskContract):
         ]
         return np.stack(scores, axis=1)
 
-    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
-        return compare_predictions(source, found)
+    def compute_sample_parity(self, source: Values, build: Values) -> NDArray[np.float64]:
+        return compare_predictions(source, build)
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         return bool(np.ptp(np.array(source, np.float64), axis=0).any())
@@ -175,10 +177,10 @@ def _read_labels(samples: SampleSet, *keys: str) -> list[Any] | None:
             next((value[key] for key in keys if value.get(key) is not None), None)
             for value in samples.read_objects()
         ]
-        return None if any(each is None for each in said) else said
-    if any(each.label is None for each in samples.files):
+        return None if any(label is None for label in said) else said
+    if any(file.label is None for file in samples.files):
         return None
-    return [_parse_label(str(each.label)) for each in samples.files]
+    return [_parse_label(str(file.label)) for file in samples.files]
 
 
 def _parse_label(text: str) -> Any:
@@ -193,27 +195,29 @@ def _is_marks(value: Any, classes: int) -> bool:
     return (
         isinstance(value, list)
         and len(value) == classes
-        and all(not isinstance(each, str) and each in (0, 1) for each in value)
+        and all(not isinstance(mark, str) and mark in (0, 1) for mark in value)
     )
 
 
 def _find_classes(value: Any, card: ModelCard, classes: int, where: str) -> list[int]:
     """Ascending indices of the classes that a label names."""
     many = value if isinstance(value, list) else [value]
-    names = index_labels(card, (each for each in many if isinstance(each, str)))
-    found = set()
-    for each in many:
-        place = names.get(each, each) if isinstance(each, str) else each
+    names = index_labels(card, (label for label in many if isinstance(label, str)))
+    places = set()
+    for label in many:
+        place = names.get(label, label) if isinstance(label, str) else label
         if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < classes:
             way = f"give a 0 or 1 for each of the {classes} classes, or a list of names or indices"
-            raise BadInputError(f"{where}: {each!r} is not a class of {card.name}; {way}")
-        found.add(place)
-    return sorted(found)
+            raise BadInputError(f"{where}: {label!r} is not a class of {card.name}; {way}")
+        places.add(place)
+    return sorted(places)
 
 
 def _read_numbers(value: Any, where: str) -> list[float]:
     many = np.array(value).reshape(-1).tolist() if isinstance(value, list) else [value]
-    wrong = next((each for each in many if isinstance(each, bool | str) or each is None), None)
+    wrong = next(
+        (number for number in many if isinstance(number, bool | str) or number is None), None
+    )
     if wrong is not None or not np.isfinite(np.array(many, np.float64)).all():
         raise BadInputError(f"{where}: {value!r} is not a number or a list of numbers")
-    return [float(each) for each in many]
+    return [float(number) for number in many]

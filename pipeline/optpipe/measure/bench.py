@@ -106,7 +106,7 @@ class BenchSubject:
                 return
             for length in self.trials:
                 self.searched += self._sweep(workers, sizes, length)
-        self.points = [each.load for each in self.searched if each.latency_ns]
+        self.points = [measurement.load for measurement in self.searched if measurement.latency_ns]
 
     def _sweep(
         self, workers: "_Workers", sizes: Sequence[int], length: int | None
@@ -115,12 +115,12 @@ class BenchSubject:
             return []
         load, slo = replace(self.running.plan.load, length=length), self.running.plan.slo
         return sweep_batch_sizes(
-            lambda size: self._one(workers, replace(load, batch_size=size)), sizes, slo
+            lambda size: self._measure_load(workers, replace(load, batch_size=size)), sizes, slo
         )
 
     def expect(self, times: int) -> None:
         """Prepares standby workers for `times` repetitions: one per length."""
-        changes = sum(one.length != other.length for one, other in pairwise(self.points))
+        changes = sum(before.length != after.length for before, after in pairwise(self.points))
         self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
 
     def repeat(self) -> None:
@@ -128,44 +128,43 @@ class BenchSubject:
         with _Workers(self.running) as workers:
             for load in self.points:
                 if not self.running.interrupted:
-                    self._one(workers, load)
+                    self._measure_load(workers, load)
 
     def judge_limit(self, slo: Slo) -> ArtifactLimit:
         """Judges the limit over all processes; a rate by the measurements at the rate that was found."""
         run = self.running.run
         own = [
-            each
-            for each in self.running.measurements
-            if each.subject.artifact == self.artifact.entry.id
+            measurement
+            for measurement in self.running.measurements
+            if measurement.subject.artifact == self.artifact.entry.id
         ]
         groups = group_processes(
-            recorded_from_files(each, run.name, Files(run.path)) for each in own
+            recorded_from_files(measurement, run.name, Files(run.path)) for measurement in own
         )
         merged = {group.load.key: merge_group(group) for group in groups}
-        found = [merged.get(each.load.key, each) for each in self.searched]
-        best = find_largest_inside(found, slo)
+        judged = [merged.get(measurement.load.key, measurement) for measurement in self.searched]
+        best = find_largest_inside(judged, slo)
         if self.best_rate is not None:
             best = merged[self.best_rate.load.key]
             best = best if slo.is_met_by(best) else None
         elif self.running.plan.load.scenario is Scenario.SERVER:
             best = None
-        return judge_limit(self.artifact.entry.id, self.artifact.label, slo, found, best)
+        return judge_limit(self.artifact.entry.id, self.artifact.label, slo, judged, best)
 
     def _search_rate(self, workers: "_Workers", load: LoadSpec, slo: Slo) -> None:
-        first = self._one(
+        first = self._measure_load(
             workers,
             replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0),
         )
         if first.latency_ns is None or first.interrupted:
             return
         service_s = first.latency_ns.mean / 1e9
-        found = find_highest_rate(
-            lambda rate: self._one(workers, replace(load, rate_per_s=rate)), service_s, slo
+        self.searched, self.best_rate = find_highest_rate(
+            lambda rate: self._measure_load(workers, replace(load, rate_per_s=rate)), service_s, slo
         )
-        self.searched, self.best_rate = found
         self.points = [self.best_rate.load] if self.best_rate else []
 
-    def _one(self, workers: "_Workers", load: LoadSpec) -> Measurement:
+    def _measure_load(self, workers: "_Workers", load: LoadSpec) -> Measurement:
         running = self.running
         subject = self.trials[load.length]
         worker = workers.take(subject)
@@ -174,15 +173,15 @@ class BenchSubject:
         name = f"m{len(running.measurements):03}"
         # time, not the number of samples, ends most loads: their share would promise an end that does not come
         with running.listener.step(text):
-            found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
-        found = replace(found, process=running.processes)
-        running.listener.inform(f"{text}: {describe_validity(found)}")
-        running.measurements.append(found)
+            measurement, answer = measure_load(worker, subject.blank, load, name, subject.directory)
+        measurement = replace(measurement, process=running.processes)
+        running.listener.inform(f"{text}: {describe_validity(measurement)}")
+        running.measurements.append(measurement)
         write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
         if answer.failure == "refused":
             running.refusals.append(error_from_status(answer.message, answer.status))
-        return found
+        return measurement
 
 
 class _Workers(ExitStack):
@@ -212,14 +211,16 @@ def choose_exit_status(
 
     A limit is met if one artifact meets it, and not met only if none may.
     """
-    codes = {reason.code for each in measurements for reason in each.reasons}
+    codes = {reason.code for measurement in measurements for reason in measurement.reasons}
     if interrupted:
         return ExitStatus.INTERRUPTED
-    if codes & {"refused", "died"} or not any(each.latency_ns for each in measurements):
+    if codes & {"refused", "died"} or not any(
+        measurement.latency_ns for measurement in measurements
+    ):
         return ExitStatus.STAGE_FAILED
     if codes & WRONG_OUTPUTS:
         return ExitStatus.FAIL
-    answers = [each.met for each in limits]
+    answers = [limit.met for limit in limits]
     if not answers or True in answers:
         return ExitStatus.DONE
     return ExitStatus.INCONCLUSIVE if None in answers else ExitStatus.FAIL
@@ -253,12 +254,14 @@ def bench_artifacts(
     Raises BadInputError for a batch or length outside a profile, or an unknown backend option, before anything is
     measured; otherwise the failure of the only artifact.
     """
-    sizes = {each.entry.id: choose_batch_sizes(each, plan.batches) for each in artifacts}
-    measured = {each.entry.info.backend for each in artifacts}
+    sizes = {
+        artifact.entry.id: choose_batch_sizes(artifact, plan.batches) for artifact in artifacts
+    }
+    measured = {artifact.entry.info.backend for artifact in artifacts}
     warn_of_unused_options(plan.options, measured, "measured", listener)
-    for each in artifacts:
-        require_lengths(each, plan.lengths)
-        each.resolve_effective_options(plan.options)
+    for artifact in artifacts:
+        require_lengths(artifact, plan.lengths)
+        artifact.resolve_effective_options(plan.options)
     if plan.batches is None and plan.slo is None:
         _tell_loads(sum(map(len, sizes.values())), plan, listener)
     run = begin_run(store.workspace, "bench")
@@ -273,16 +276,16 @@ def bench_artifacts(
             subjects: list[BenchSubject] = []
             bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
             for artifact in artifacts:
-                one = BenchSubject(artifact, bench_run)
-                one.measure_all(sizes[artifact.entry.id])
-                subjects.append(one)
+                subject = BenchSubject(artifact, bench_run)
+                subject.measure_all(sizes[artifact.entry.id])
+                subjects.append(subject)
                 if bench_run.interrupted:
                     break
             _repeat(subjects, bench_run)
             limits = (
                 []
                 if plan.slo is None
-                else [each.judge_limit(plan.slo) for each in subjects if each.searched]
+                else [subject.judge_limit(plan.slo) for subject in subjects if subject.searched]
             )
         except (
             KeyboardInterrupt
@@ -292,16 +295,18 @@ def bench_artifacts(
                 raise
             acknowledge_interrupt(interruption)
             bench_run.interrupted = True
-        found = tuple(bench_run.measurements)
-        if bench_run.refusals and not any(each.latency_ns for each in found):
+        measurements = tuple(bench_run.measurements)
+        if bench_run.refusals and not any(measurement.latency_ns for measurement in measurements):
             raise bench_run.refusals[0]
-        write_measurements(run.path, found)
-        require_one_clock(run.path, found)
-        parents = [each.entry.id for each in artifacts]
+        write_measurements(run.path, measurements)
+        require_one_clock(run.path, measurements)
+        parents = [artifact.entry.id for artifact in artifacts]
         finished = finish_run(
             run, parents=parents, status="interrupted" if bench_run.interrupted else "complete"
         )
-        record = record_from_run(finished, found, tuple(limits), interrupted=bench_run.interrupted)
+        record = record_from_run(
+            finished, measurements, tuple(limits), interrupted=bench_run.interrupted
+        )
         return replace(record, stopped=bench_run.stopped)
 
 
@@ -343,7 +348,8 @@ def record_from_run(
 ) -> BenchRecord:
     environment = run.manifest.environment
     groups = group_processes(
-        recorded_from_files(each, run.name, run.files, environment) for each in measured
+        recorded_from_files(measurement, run.name, run.files, environment)
+        for measurement in measured
     )
     return BenchRecord(
         run_dir=str(run.path),
@@ -379,7 +385,7 @@ def recover_run(directory: Path) -> BenchRecord:
         raise BadInputError(f"{directory} was interrupted before anything was measured; delete it")
     write_measurements(directory, done)
     require_one_clock(directory, done)
-    parents = list(dict.fromkeys(each.subject.artifact for each in done))
+    parents = list(dict.fromkeys(measurement.subject.artifact for measurement in done))
     run = finish_run(
         OpenRun(directory, "bench", done[0].started_utc), parents=parents, status="interrupted"
     )

@@ -37,9 +37,9 @@ def mark_frontier(rows: list[ComparisonRow], shown: Claims) -> list[ComparisonRo
     judged = []
     for row in rows:
         rivals = [
-            each
-            for each in rows
-            if each.valid and get_kind_of_load(each) == get_kind_of_load(row) and each is not row
+            other
+            for other in rows
+            if other.valid and get_kind_of_load(other) == get_kind_of_load(row) and other is not row
         ]
         why = None
         for rival in rivals if row.valid else ():
@@ -116,8 +116,8 @@ def _find_best_of_kinds(
     answers = [(*_find_best_of_kind(alike, goal, shown), alike) for alike in kinds.values()]
 
     def rank(answer: tuple[str | None, str, Sequence[ComparisonRow]]) -> tuple[bool, bool, int]:
-        found, _, alike = answer
-        decided = found is not None and len(alike) > 1
+        best, _, alike = answer
+        decided = best is not None and len(alike) > 1
         return decided, alike[0].load.rate_per_s is None, len(alike)
 
     best, why, alike = max(answers, key=rank)
@@ -171,7 +171,7 @@ def _meets_limit(row: ComparisonRow, slo: Slo) -> bool:
 
 def find_common_metric(rows: Sequence[ComparisonRow], goal: Goal) -> Metric | None:
     """The metric of the goal that all `rows` have."""
-    has_all = (each for each in METRICS[goal] if all(each.read_row(row) for row in rows))
+    has_all = (metric for metric in METRICS[goal] if all(metric.read_row(row) for row in rows))
     return next(has_all, None)
 
 
@@ -190,7 +190,7 @@ def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> 
         nearest = [row.latency_ns[name] for row in valid if name in row.latency_ns]
         if not nearest:
             return f"no measurement reports {name}: too few samples, or it was not requested"
-        bounds = [each.high for each in nearest if each.high is not None]
+        bounds = [estimate.high for estimate in nearest if estimate.high is not None]
         if not bounds:
             return f"no measurement shows that it meets {slo}: {name} has no interval"
         bound = format_quantity(min(bounds), Dimension.TIME)

@@ -87,9 +87,9 @@ def compare_measurements(
     if baseline:
         loads = {_load(group) for group in groups.values()}
         alone = [
-            row_from_group(each, BuildFacts(), names, levels)
-            for each in baselines.values()
-            if _load(each) not in loads
+            row_from_group(group, BuildFacts(), names, levels)
+            for group in baselines.values()
+            if _load(group) not in loads
         ]
         reason = "only the baseline has a measurement at this load"
         unmatched |= {f"baseline: {row.label}": reason for row in alone}
@@ -159,20 +159,22 @@ def _compare_groups(
                 chosen.setdefault(said, []).append(row.load.batch_size)
         rows.append(row)
     notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
-    for (one, mine), (another, theirs) in combinations(zip(rows, groups.values(), strict=True), 2):
-        if not (one.valid and another.valid and get_kind_of_load(one) == get_kind_of_load(another)):
+    for (first, mine), (second, theirs) in combinations(zip(rows, groups.values(), strict=True), 2):
+        if not (
+            first.valid and second.valid and get_kind_of_load(first) == get_kind_of_load(second)
+        ):
             continue
         for goal, objective in OBJECTIVES.items():
-            metric = find_common_metric([one, another], goal) or METRICS[goal][-1]
-            found = compare_groups(mine, theirs, metric.name, scatters[metric.name])
-            if isinstance(found, FigureRatio):
-                gains = metric.loss_sign * found.change.value < 0
-                better, worse = (one, another) if gains else (another, one)
-                found = found.assume_gap(gaps[metric.name])
-                tests[better.id, worse.id, objective] = found.p_value
-                ratios[one.id, another.id, objective] = found
+            metric = find_common_metric([first, second], goal) or METRICS[goal][-1]
+            ratio = compare_groups(mine, theirs, metric.name, scatters[metric.name])
+            if isinstance(ratio, FigureRatio):
+                gains = metric.loss_sign * ratio.change.value < 0
+                better, worse = (first, second) if gains else (second, first)
+                ratio = ratio.assume_gap(gaps[metric.name])
+                tests[better.id, worse.id, objective] = ratio.p_value
+                ratios[first.id, second.id, objective] = ratio
     keys = [*tests, *speedups]
-    p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
+    p_values = [*tests.values(), *(speedup.p_value for speedup in speedups.values())]
     claimed = {
         key
         for key, hit in zip(keys, reject_by_holm(p_values, 1 - PAIR_CONFIDENCE), strict=True)
@@ -192,9 +194,9 @@ _Ratios = Mapping[tuple[str, str, str], FigureRatio]
 
 def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -> list[str]:
     differences = {
-        difference: one.run
-        for one in every[1:]
-        for difference in find_environment_differences(every[0].environment, one.environment)
+        difference: recorded.run
+        for recorded in every[1:]
+        for difference in find_environment_differences(every[0].environment, recorded.environment)
     }
     if not differences:
         return []
@@ -231,25 +233,33 @@ def _find_counterpart(
     of = group.newest.measurement
     where = str(of.load)
     same_load = {
-        key: found.newest for key, found in baselines.items() if _load(found) == _load(group)
+        key: baseline.newest
+        for key, baseline in baselines.items()
+        if _load(baseline) == _load(group)
     }
     end = 5 if own else 4  # a given baseline may be of another processor
     backend, precision, *place = get_build_key(group.newest)[1:end]
     wanted = (backend, "fp32" if own else precision, *place)
-    fitting = {key: one for key, one in same_load.items() if get_build_key(one)[1:end] == wanted}
-    builds = {get_build_key(one) for one in same_load.values()}
+    fitting = {
+        key: candidate
+        for key, candidate in same_load.items()
+        if get_build_key(candidate)[1:end] == wanted
+    }
+    builds = {get_build_key(candidate) for candidate in same_load.values()}
     if not fitting and not own and len(builds) == 1:
         fitting = same_load
-    found = pick_baseline(
-        of, [one.measurement for one in fitting.values()], lambda one: -(_get_p50(one) or inf)
+    chosen = pick_baseline(
+        of,
+        [candidate.measurement for candidate in fitting.values()],
+        lambda measurement: -(_get_p50(measurement) or inf),
     )
-    if found is not None:
-        key = next(key for key, one in fitting.items() if one.measurement is found)
+    if chosen is not None:
+        key = next(key for key, candidate in fitting.items() if candidate.measurement is chosen)
         mine, theirs = names.configuration(group.newest), names.configuration(fitting[key])
         said = f"{mine} is compared with {theirs}"
         said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
         other = get_build_key(fitting[key]) != get_build_key(group.newest)
-        settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and other)
+        settled = chosen.subject.settings == of.subject.settings or (len(fitting) == 1 and other)
         return baselines[key], "" if settled else said
     if own:
         return None, f"no fp32 build of {of.subject.backend} was measured at {where}"
@@ -262,8 +272,8 @@ def _find_counterpart(
 
 
 def _load(group: ProcessGroup) -> tuple[object, ...]:
-    found = group.newest.measurement
-    return found.subject.model, *found.load.key
+    measurement = group.newest.measurement
+    return measurement.subject.model, *measurement.load.key
 
 
 def _compute_speedup(
@@ -275,12 +285,12 @@ def _compute_speedup(
     """
     if not (new.valid and old.valid):
         return None, "not judged: INVALID", ""
-    found = compare_groups(old, new, P50.name, run_scatter)
-    if isinstance(found, FigureRatio):
-        found = found.assume_gap(gap)
-        (low, high), _ = found.interval(levels.speedup)
-        return Estimate(exp(found.change.value), low, high), None, found
-    before, after = (_get_p50(merge_group(each)) for each in (old, new))  # as the rows show
+    basis = compare_groups(old, new, P50.name, run_scatter)
+    if isinstance(basis, FigureRatio):
+        basis = basis.assume_gap(gap)
+        (low, high), _ = basis.interval(levels.speedup)
+        return Estimate(exp(basis.change.value), low, high), None, basis
+    before, after = (_get_p50(merge_group(group)) for group in (old, new))  # as the rows show
     if before is None or after is None:
         return None, None, ""
     pair, more = Call("bench", "A", against="B"), Call("bench", processes=5)
@@ -292,12 +302,12 @@ def _compute_speedup(
         "left out without it": "builds of which a process ended without a latency are not judged: nothing bounds what it would add;"
         " measure them again, or use " + pair,
     }
-    return Estimate(before / after), f"not judged: {found}", notes[found]
+    return Estimate(before / after), f"not judged: {basis}", notes[basis]
 
 
-def _get_p50(one: Measurement) -> float | None:
-    found = None if one.latency_ns is None else one.latency_ns.percentile(50.0)
-    return None if found is None else found.value
+def _get_p50(measurement: Measurement) -> float | None:
+    estimate = None if measurement.latency_ns is None else measurement.latency_ns.percentile(50.0)
+    return None if estimate is None else estimate.value
 
 
 def _list_int8_notes(
@@ -311,27 +321,27 @@ def _list_int8_notes(
 
     `rows`, `groups`, and `of` are parallel. What is shown is what the table claims, and the interval is that of its test.
     """
-    found = [
+    notes = [
         f"{row.build}: {about.accuracy}"
         for row, about in zip(rows, of, strict=True)
         if about.accuracy
     ]
     measured = [(name_processor(group.newest), merge_group(group)) for group in groups]
     objective = OBJECTIVES[Goal.THROUGHPUT]
-    for row, (where, one), about in zip(rows, measured, of, strict=True):
+    for row, (where, measurement), about in zip(rows, measured, of, strict=True):
         beside = [other for place, other in measured if other.is_valid and place == where]
-        wider = find_wider(one, beside) if row.valid else None
+        wider = find_wider(measurement, beside) if row.valid else None
         if wider is None:
             continue
-        other = rows[next(at for at, (_, each) in enumerate(measured) if each is wider)]
+        other = rows[next(at for at, (_, candidate) in enumerate(measured) if candidate is wider)]
         if (row.id, other.id, objective) in shown:
             continue
-        seen = f"{one.subject.precision.upper()} is not shown to be faster than {wider.subject.precision}"
+        seen = f"{measurement.subject.precision.upper()} is not shown to be faster than {wider.subject.precision}"
         ratio = _describe_ratio(row, other, ratios, objective)
-        found.append(
+        notes.append(
             f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else "")
         )
-    return found
+    return notes
 
 
 def _describe_ratio(

@@ -51,9 +51,11 @@ def _find_measured_model(text: str, store: Store) -> str | None:
     runs = list_runs(store.workspace, "bench")
     if (Path(text) / MANIFEST).is_file() or any(run.name.startswith(text) for run in runs):
         return None
-    measured = {one.subject.model for run in runs for one in read_measurements(run.files)}
+    measured = {
+        measurement.subject.model for run in runs for measurement in read_measurements(run.files)
+    }
     builds = find_by_id(text, store) or find_builds(text, store, any_content=True)
-    named = {each.info.model for each in builds} | {text}
+    named = {build.info.model for build in builds} | {text}
     return next(iter(named & measured), None)
 
 
@@ -64,14 +66,16 @@ def _keep_meant(
 
     Raises BadInputError with the IDs if a name means several measured models.
     """
-    builds = {one.measurement.subject.artifact for one in measured}
+    builds = {recorded.measurement.subject.artifact for recorded in measured}
     by_id = find_by_id(text, store)
     meant = by_id or find_builds(text, store)
     if not by_id:
-        require_one_model(text, [each for each in meant if each.id in builds], store)
-    called = {each.id for each in store.list_entries(ArtifactInfo) if each.info.model == model}
-    others = called - {each.id for each in meant}
-    return tuple(one for one in measured if one.measurement.subject.artifact not in others)
+        require_one_model(text, [build for build in meant if build.id in builds], store)
+    called = {build.id for build in store.list_entries(ArtifactInfo) if build.info.model == model}
+    others = called - {build.id for build in meant}
+    return tuple(
+        recorded for recorded in measured if recorded.measurement.subject.artifact not in others
+    )
 
 
 def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
@@ -80,27 +84,31 @@ def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
         if run.kind != "bench":
             raise BadInputError(f"{name} is a {run.kind} run; compare requires bench runs")
         return run
-    found = [run for run in present if run.name == name] or [
+    matches = [run for run in present if run.name == name] or [
         run for run in present if run.name.startswith(name)
     ]
     if not present:
         raise _nothing_measured(workspace)
-    known = ", ".join(run.name for run in (found or present)[-5:])
-    if not found:
+    known = ", ".join(run.name for run in (matches or present)[-5:])
+    if not matches:
         models = sorted(
-            {str(one.subject.model) for run in present for one in read_measurements(run.files)}
+            {
+                str(measurement.subject.model)
+                for run in present
+                for measurement in read_measurements(run.files)
+            }
         )
         raise BadInputError(
             f"no bench run in {workspace} has the name {name!r}, and nothing measured is of such a model",
             remedy=f"give one of the runs ({known}) or models ({', '.join(models)}), or measure it: "
             + Call("bench", "MODEL"),
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise BadInputError(
-            f"{name!r} matches {len(found)} bench runs in {workspace}",
+            f"{name!r} matches {len(matches)} bench runs in {workspace}",
             remedy=f"give one of them: {known}",
         )
-    return found[0]
+    return matches[0]
 
 
 def compare_workspace(
@@ -129,10 +137,12 @@ def compare_workspace(
             raise BadInputError(
                 f"{problem}; measure something to compare: " + Call("bench", "MODEL")
             )
-    measured = tuple(one for run in runs for one in measurements_from_run(run))
+    measured = tuple(recorded for run in runs for recorded in measurements_from_run(run))
     if model is not None:
-        have = sorted({str(one.measurement.subject.model) for one in measured})
-        measured = tuple(one for one in measured if one.measurement.subject.model == model)
+        have = sorted({str(recorded.measurement.subject.model) for recorded in measured})
+        measured = tuple(
+            recorded for recorded in measured if recorded.measurement.subject.model == model
+        )
         if have and not measured:
             raise BadInputError(
                 f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
@@ -146,9 +156,15 @@ def compare_workspace(
             )
     if length is not None:
         have = sorted(
-            {str(one.measurement.load.length) for one in measured if one.measurement.load.length}
+            {
+                str(recorded.measurement.load.length)
+                for recorded in measured
+                if recorded.measurement.load.length
+            }
         )
-        measured = tuple(one for one in measured if one.measurement.load.length == length)
+        measured = tuple(
+            recorded for recorded in measured if recorded.measurement.load.length == length
+        )
         if not measured:
             raise BadInputError(
                 f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}"
@@ -156,11 +172,11 @@ def compare_workspace(
     if not measured:
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
-    found = compare_measurements(
+    comparison = compare_measurements(
         measured, baseline=held_against, against=against, known=known, slo=slo, across=across
     )
     return (
-        replace(found, warnings=(*found.warnings, *_list_namesakes(measured, store))),
+        replace(comparison, warnings=(*comparison.warnings, *_list_namesakes(measured, store))),
         measured,
         runs,
     )
@@ -168,22 +184,22 @@ def compare_workspace(
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
     """Models of which several networks were measured, as far as the store has them: a row is the newest build alone."""
-    builds = {one.measurement.subject.artifact for one in measured}
-    exported = {each.id: each for each in store.list_entries(ModelInfo)}
-    stored = [each for each in store.list_entries(ArtifactInfo) if each.id in builds]
-    known = ((each.info.model, (each.manifest.parents[0], each.id)) for each in stored)
-    for model, pairs in group_pairs(each for each in known if each[1][0] in exported).items():
+    builds = {recorded.measurement.subject.artifact for recorded in measured}
+    exported = {entry.id: entry for entry in store.list_entries(ModelInfo)}
+    stored = [build for build in store.list_entries(ArtifactInfo) if build.id in builds]
+    known = ((build.info.model, (build.manifest.parents[0], build.id)) for build in stored)
+    for model, pairs in group_pairs(pair for pair in known if pair[1][0] in exported).items():
         if len(origins := {origin for origin, _ in pairs}) < 2:
             continue
         networks = {origin: describe_network(exported[origin]) for origin in origins}
-        found = {
+        newest = {
             network: artifact
             for origin, artifact in pairs
             if (network := networks[origin]) is not None
         }
-        if len(found) > 1:
-            listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
-            yield f"{len(found)} networks are called {model}, and each row shows the newest: {listed}; name another's file to compare it"
+        if len(newest) > 1:
+            listed = "; ".join(f"{network} ({artifact})" for network, artifact in newest.items())
+            yield f"{len(newest)} networks are called {model}, and each row shows the newest: {listed}; name another's file to compare it"
 
 
 def _find_baseline(
@@ -193,7 +209,9 @@ def _find_baseline(
         return None, ()
     if (Path(name) / RUNS).is_dir():
         return name, tuple(
-            one for run in find_bench_runs(Path(name)) for one in measurements_from_run(run)
+            recorded
+            for run in find_bench_runs(Path(name))
+            for recorded in measurements_from_run(run)
         )
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
@@ -222,16 +240,16 @@ def collect_build_facts(
 
     `confidence` is that of accuracies and their drops, `drop_limit` the drop as a share that a policy allows.
     """
-    found = {}
+    facts = {}
     for entry in artifacts:
         build = judged_build_from_entry(entry, exported)
         top1 = observe_accuracy(runs, build, confidence).get(TOP1.name)
         accuracy = check_int8_accuracy(runs, build, confidence, drop_limit)
-        found[entry.id] = BuildFacts(
+        facts[entry.id] = BuildFacts(
             size_bytes=build.size_bytes,
             build_s=entry.manifest.seconds,
             top1=None if top1 is None else Estimate(float(top1.value), top1.low, top1.high),
             causes=find_int8_causes(entry.info),
             accuracy=accuracy.message if accuracy else None,
         )
-    return found
+    return facts

@@ -37,15 +37,16 @@ class RowNames:
 
     def __init__(self, measured: Sequence[RecordedMeasurement]) -> None:
         settings = group_pairs(
-            (get_build_key(one), one.measurement.subject.settings) for one in measured
+            (get_build_key(recorded), recorded.measurement.subject.settings)
+            for recorded in measured
         )
         self.differing = {
             build: find_differing_settings(values) for build, values in settings.items()
         }
 
-    def build(self, one: RecordedMeasurement) -> str:
+    def build(self, recorded: RecordedMeasurement) -> str:
         """`onnxruntime int8`, with its model first and its device or processor last if others differ in them."""
-        model, backend, precision, device, processor = get_build_key(one)
+        model, backend, precision, device, processor = get_build_key(recorded)
         several_models = len({build[0] for build in self.differing}) > 1
         places = [key[3:] for key in self.differing if key[:3] == (model, backend, precision)]
         place = device if sum(on == device for on, _ in places) == 1 else processor
@@ -53,12 +54,14 @@ class RowNames:
         suffix = f" ({place})" if len(places) > 1 else ""
         return f"{prefix}{backend} {precision}{suffix}"
 
-    def setting(self, one: RecordedMeasurement) -> str:
+    def setting(self, recorded: RecordedMeasurement) -> str:
         """`threads=2`: the settings that distinguish `one` from others of its build."""
-        return format_settings(one.measurement.subject.settings, self.differing[get_build_key(one)])
+        return format_settings(
+            recorded.measurement.subject.settings, self.differing[get_build_key(recorded)]
+        )
 
-    def configuration(self, one: RecordedMeasurement) -> str:
-        return f"{self.build(one)} {self.setting(one)}".rstrip()
+    def configuration(self, recorded: RecordedMeasurement) -> str:
+        return f"{self.build(recorded)} {self.setting(recorded)}".rstrip()
 
 
 def group_by_key(
@@ -66,24 +69,27 @@ def group_by_key(
 ) -> dict[tuple[object, ...], ProcessGroup]:
     """The processes by processor and `Measurement.key`, of the last measured artifact only: a rebuilt artifact is another one."""
 
-    def key(one: RecordedMeasurement) -> tuple[object, ...]:
-        return name_processor(one), *one.measurement.key
+    def key(recorded: RecordedMeasurement) -> tuple[object, ...]:
+        return name_processor(recorded), *recorded.measurement.key
 
     ordered = sorted(
-        measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run)
+        measured,
+        key=lambda recorded: (str(key(recorded)), recorded.measurement.started_utc, recorded.run),
     )
     groups = {}
     for row_key, measured_alike in groupby(ordered, key=key):
         tries = list(measured_alike)
         artifact = tries[-1].measurement.subject.artifact
         groups[row_key] = ProcessGroup(
-            tuple(one for one in tries if one.measurement.subject.artifact == artifact)
+            tuple(
+                recorded for recorded in tries if recorded.measurement.subject.artifact == artifact
+            )
         )
     return groups
 
 
-def format_row_id(one: RecordedMeasurement) -> str:
-    return f"{one.run}/{one.measurement.id}"
+def format_row_id(recorded: RecordedMeasurement) -> str:
+    return f"{recorded.run}/{recorded.measurement.id}"
 
 
 def row_from_group(
@@ -92,7 +98,9 @@ def row_from_group(
     newest = (group.valid or group.tries)[-1]
     merged = merge_group(group, levels.figures, levels.unseen)
     subject = merged.subject
-    largest_memory = max(one.measurement.memory_bytes or 0 for one in group.valid or (newest,))
+    largest_memory = max(
+        recorded.measurement.memory_bytes or 0 for recorded in group.valid or (newest,)
+    )
     return ComparisonRow(
         id=format_row_id(newest),
         run=newest.run,
@@ -129,16 +137,18 @@ def _estimate_listed(group: ProcessGroup, levels: Levels) -> dict[str, GroupFigu
     """The figures that lie in no field of a measurement, over processes."""
     figures = {}
     for name, unit in group.find_units().items():
-        if (found := group.estimate(name, levels.figures, levels.unseen)) is not None:
-            values = tuple(each for run in group.list_values(name) for each in run)
-            figures[name] = GroupFigure(found, values, None, None, unit)
+        if (estimate := group.estimate(name, levels.figures, levels.unseen)) is not None:
+            values = tuple(value for run in group.list_values(name) for value in run)
+            figures[name] = GroupFigure(estimate, values, None, None, unit)
     return figures
 
 
-def get_build_key(one: RecordedMeasurement) -> BuildKey:
-    of = one.measurement.subject
-    return of.model, of.backend, of.precision, of.device, name_processor(one)
+def get_build_key(recorded: RecordedMeasurement) -> BuildKey:
+    of = recorded.measurement.subject
+    return of.model, of.backend, of.precision, of.device, name_processor(recorded)
 
 
-def name_processor(one: RecordedMeasurement) -> str:
-    return one.environment.get_fact("cpu" if one.measurement.subject.device == "cpu" else "gpu")
+def name_processor(recorded: RecordedMeasurement) -> str:
+    return recorded.environment.get_fact(
+        "cpu" if recorded.measurement.subject.device == "cpu" else "gpu"
+    )

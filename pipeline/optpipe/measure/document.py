@@ -119,7 +119,12 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         if any(name in group.figures for group in groups)
     ]
     listed = sorted(
-        {name for group in groups for name, each in group.figures.items() if each.unit is not None}
+        {
+            name
+            for group in groups
+            for name, figure in group.figures.items()
+            if figure.unit is not None
+        }
     )
     sample = name_sample(group.load.sample for group in groups)
     columns = (
@@ -176,7 +181,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         )
         for group in groups
         for p50, memory, joules in [
-            tuple(group.figures.get(each.name) for each in (P50, MEMORY, ENERGY))
+            tuple(group.figures.get(metric.name) for metric in (P50, MEMORY, ENERGY))
         ]
         for per_watt in [joules.estimate.invert() if joules and joules.estimate else None]
     ]
@@ -201,39 +206,43 @@ def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
     model = len({row.subject.model for row in rows}) > 1
     subjects = [row.subject for row in rows]
     names = {
-        each.artifact: f"{each.model if model else ''} {each.backend} {each.precision}".strip()
-        for each in subjects
+        subject.artifact: f"{subject.model if model else ''} {subject.backend} {subject.precision}".strip()
+        for subject in subjects
     }
-    like = [(names[each.artifact], each.device, each.artifact) for each in subjects]
+    like = [(names[subject.artifact], subject.device, subject.artifact) for subject in subjects]
     twice = {
-        one[2] for one in like if any(one[:2] == other[:2] and one[2] != other[2] for other in like)
+        row[2] for row in like if any(row[:2] == other[:2] and row[2] != other[2] for other in like)
     }
-    return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
+    return {
+        artifact: f"{artifact} {name}" if artifact in twice else name
+        for artifact, name in names.items()
+    }
 
 
 def document_from_pair(record: BenchRecord) -> Document:
-    found = record.comparison
-    if found is None:
+    comparison = record.comparison
+    if comparison is None:
         ended = "interrupted" if record.interrupted else "stopped"
         text = f"{ended} before the last round: no comparison; the measurements are kept in {record.run_dir}"
         return make_document([Sentence(text, Tone.DOUBTFUL)])
-    ratio = found.ratio
+    ratio = comparison.ratio
     tone = Tone.GOOD if ratio.change is Change.FASTER else Tone.BAD
     answer = Sentence(f"{record.contender} is {ratio.change} than {record.baseline}", tone)
     if ratio.change is Change.NO_DIFFERENCE:
         answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
     interval = f"[{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] at {ratio.confidence:.0%}"
     visible = f"; a difference of {ratio.smallest_visible:.1%} would be detected"
-    detail = f"{record.measurements[0].load}: {found.metric} ratio {ratio.value:.4f} "
+    detail = f"{record.measurements[0].load}: {comparison.metric} ratio {ratio.value:.4f} "
     detail += f"{interval if ratio.is_known else f'({EQUAL_ROUNDS})'} over {ratio.rounds} rounds"
     detail += f" of fresh processes{visible if ratio.is_known else ''}"
-    codes = ", ".join(f"{code} {count}" for code, count in found.invalid.items())
-    invalid = f"{found.invalid_processes} of {len(found.measurements)} processes ({codes}); they count, because the builds alternate"
+    codes = ", ".join(f"{code} {count}" for code, count in comparison.invalid.items())
+    count = f"{comparison.invalid_processes} of {len(comparison.measurements)} processes"
+    invalid = f"{count} ({codes}); they count, because the builds alternate"
     return make_document(
         [
             answer,
             Sentence(detail),
-            Sentence(invalid, Tone.DOUBTFUL, "INVALID") if found.invalid_processes else None,
+            Sentence(invalid, Tone.DOUBTFUL, "INVALID") if comparison.invalid_processes else None,
             Sentence(record.run_dir, Tone.FAINT, "run"),
         ]
     )
@@ -242,21 +251,21 @@ def document_from_pair(record: BenchRecord) -> Document:
 def _answer_limits(
     limits: Sequence[ArtifactLimit], called: Mapping[str, str]
 ) -> Iterator[Sentence]:
-    for each in limits:
-        what, label = name_point(each.batch_size, each.rate_per_s), _format_label(each, called)
-        value = "" if each.value_ns is None else f" ({format_duration(each.value_ns)})"
-        doubt = "" if each.verdict is Validity.VALID else ", from an INVALID measurement"
-        if each.inside:
-            text = f"{label}: largest within {each.slo} is {what}{value}{doubt}"
+    for limit in limits:
+        what, label = name_point(limit.batch_size, limit.rate_per_s), _format_label(limit, called)
+        value = "" if limit.value_ns is None else f" ({format_duration(limit.value_ns)})"
+        doubt = "" if limit.verdict is Validity.VALID else ", from an INVALID measurement"
+        if limit.inside:
+            text = f"{label}: largest within {limit.slo} is {what}{value}{doubt}"
             yield Sentence(text, Tone.DOUBTFUL if doubt else Tone.GOOD)
-        elif each.measurement is None:
-            yield Sentence(f"{label}: {each.slo} could not be judged", Tone.DOUBTFUL)
+        elif limit.measurement is None:
+            yield Sentence(f"{label}: {limit.slo} could not be judged", Tone.DOUBTFUL)
         else:
-            failed = each.met is False
-            says = f"nothing meets {each.slo}" if failed else f"no measurement proves {each.slo}"
-            text = f"{label}: {says}; closest is {what}{value}{_format_upper_bound(each)}{doubt}"
+            failed = limit.met is False
+            says = f"nothing meets {limit.slo}" if failed else f"no measurement proves {limit.slo}"
+            text = f"{label}: {says}; closest is {what}{value}{_format_upper_bound(limit)}{doubt}"
             yield Sentence(text, Tone.BAD if failed else Tone.DOUBTFUL)
-        if unknown := each.not_judged:
+        if unknown := limit.not_judged:
             why = next(iter(unknown.values()))
             text = f"{label}: not judged at {', '.join(unknown)}: " + why
             text += "; measure longer (" + Argument("min_time") + ")"
@@ -277,7 +286,7 @@ def _format_label(record: ArtifactLimit, called: Mapping[str, str]) -> str:
 
 
 def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
-    found: dict[tuple[bool, str, str], list[str]] = {}
+    listed: dict[tuple[bool, str, str], list[str]] = {}
     effects: set[str] = set()
     for row in rows:
         disturbed = any(reason.code in HOST_CAUSES for reason in row.reasons)
@@ -286,9 +295,9 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
                 effects.add(reason.code)
                 continue
             key = (reason.invalidates, reason.code, reason.remedy)
-            found.setdefault(key, []).append(f"{_format_where(row, called)}: " + reason.message)
+            listed.setdefault(key, []).append(f"{_format_where(row, called)}: " + reason.message)
     causes_first = sorted(
-        found.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES)
+        listed.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES)
     )
     for (invalid, code, remedy), seen in causes_first:
         tone, label = (Tone.DOUBTFUL, "INVALID") if invalid else (Tone.FAINT, "note")
@@ -297,7 +306,7 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
         yield Sentence(
             f"{', '.join(sorted(effects))}, often effects of these causes", Tone.FAINT, "also"
         )
-    if found:
+    if listed:
         yield Sentence("docs/reference/codes.md explains each of these codes", Tone.FAINT, "codes")
 
 
@@ -326,34 +335,36 @@ def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
     return f"{called[row.subject.artifact]} {row.load.size}{rate}"
 
 
-def _cell_from_listed(found: GroupFigure | None, name: str) -> Cell:
+def _cell_from_listed(figure: GroupFigure | None, name: str) -> Cell:
     """A figure without a field of its own, with half its interval."""
-    if found is None or found.unit is None:
+    if figure is None or figure.unit is None:
         return Cell("")
-    return _cell_from_figure(found.estimate, found.unit, name)
+    return _cell_from_figure(figure.estimate, figure.unit, name)
 
 
-def _cell_from_figure(found: Estimate | None, unit: Dimension, name: str) -> Cell:
-    if found is None:
+def _cell_from_figure(estimate: Estimate | None, unit: Dimension, name: str) -> Cell:
+    if estimate is None:
         return Cell("")
-    text, note = find_metric(name).mark + format_quantity(found.value, unit), ""
-    if found.high is not None and found.value > 0:
-        note = f"±{(found.high - found.value) / found.value:.1%}"
-    return Cell(text, note=note, value=found.value)
+    text, note = find_metric(name).mark + format_quantity(estimate.value, unit), ""
+    if estimate.high is not None and estimate.value > 0:
+        note = f"±{(estimate.high - estimate.value) / estimate.value:.1%}"
+    return Cell(text, note=note, value=estimate.value)
 
 
 def _get_value(group: MeasurementGroup, name: str) -> float | None:
-    found = group.figures.get(name)
-    return None if found is None else found.estimate.value
+    figure = group.figures.get(name)
+    return None if figure is None else figure.estimate.value
 
 
 def _format_with_interval(group: MeasurementGroup, name: str) -> Cell:
     """`0.2632 ±0.4%`: the value with half its interval over processes; both bounds are in the JSON."""
     if name not in group.figures:
         return Cell("")
-    found = group.figures[name].estimate
-    note = "" if found.high is None else f"±{(found.high - found.value) / found.value:.1%}"
-    return Cell(_format_number(found.value / 1e6), note=note, value=found.value)
+    estimate = group.figures[name].estimate
+    note = (
+        "" if estimate.high is None else f"±{(estimate.high - estimate.value) / estimate.value:.1%}"
+    )
+    return Cell(_format_number(estimate.value / 1e6), note=note, value=estimate.value)
 
 
 def _format_number(value: float | None, prefix: str = "") -> str:
@@ -387,14 +398,14 @@ def summarize_comparison(comparison: Comparison) -> str:
     best = {
         goal: comparison.row(row).label for goal, row in comparison.best.items() if row is not None
     }
-    found = [
+    winners = [
         f"{label} for {goal} (" + comparison.best_reason[goal] + ")" for goal, label in best.items()
     ]
-    if not found:
+    if not winners:
         reasons = join_texts(", ", dict.fromkeys(comparison.best_reason.values()))
         return "No build can be recommended: " + reasons + "."
     limit = f" under {comparison.slo}" if comparison.slo else ""
-    return f"Best{limit}: " + join_texts("; ", found) + "."
+    return f"Best{limit}: " + join_texts("; ", winners) + "."
 
 
 def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
@@ -417,7 +428,7 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
             "note",
             listed,
         )
-    yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
+    yield from (Sentence(warning, Tone.DOUBTFUL, "warning") for warning in comparison.warnings)
 
 
 def _tabulate_comparison(comparison: Comparison) -> Table:
@@ -466,7 +477,7 @@ def _describe_levels(comparison: Comparison) -> str:
     said = [
         f"{name} at {100 * level:.4g}%"
         for name, level, figures in shown
-        if any(each is not None and each.low is not None for each in figures)
+        if any(figure is not None and figure.low is not None for figure in figures)
     ]
     return f"; brackets are confidence intervals, {' and '.join(said)}" if said else ""
 
@@ -512,7 +523,8 @@ def draw_measurements(
     folders = {run.name: run for run in runs}
     chosen = _choose_curves(measured, comparison)
     latencies = tuple(
-        _curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items()
+        _curve_from_measurement(label, recorded, folders[recorded.run], root)
+        for label, recorded in chosen.items()
     )
     return draw_comparison(comparison, latencies, tuple(_list_processes(comparison, measured)))
 
@@ -522,22 +534,26 @@ def _list_processes(
 ) -> Iterator[Point]:
     """The p50 of each process, relative to the median of the VALID processes of its row."""
     for row in comparison.rows[:CURVES]:
-        found = [
-            (one, one.latency_ns.median)
-            for one in (each.measurement for each in measured)
-            if one.subject.artifact == row.artifact
-            and one.load == row.load
-            and one.subject.settings == row.settings
-            if one.latency_ns and one.latency_ns.median
+        processes = [
+            (measurement, measurement.latency_ns.median)
+            for measurement in (recorded.measurement for recorded in measured)
+            if measurement.subject.artifact == row.artifact
+            and measurement.load == row.load
+            and measurement.subject.settings == row.settings
+            if measurement.latency_ns and measurement.latency_ns.median
         ]
-        valid = [p50 for one, p50 in found if one.is_valid]
-        why = ", ".join(dict.fromkeys(code for one, _ in found for code in one.invalid_codes))
+        valid = [p50 for measurement, p50 in processes if measurement.is_valid]
+        why = ", ".join(
+            dict.fromkeys(
+                code for measurement, _ in processes for code in measurement.invalid_codes
+            )
+        )
         label = f"{row.label} (rejected: {why})" if why else row.label
-        for one, p50 in found:
-            codes = ", ".join(one.invalid_codes)
-            name = f"{row.label}; process: {one.process}; p50: {format_duration(p50)}; {codes or 'counted'}"
+        for measurement, p50 in processes:
+            codes = ", ".join(measurement.invalid_codes)
+            name = f"{row.label}; process: {measurement.process}; p50: {format_duration(p50)}; {codes or 'counted'}"
             yield Point(
-                label, name, p50 / median(valid or [p50 for _, p50 in found]), 0.0, flag=codes
+                label, name, p50 / median(valid or [p50 for _, p50 in processes]), 0.0, flag=codes
             )
 
 
@@ -559,18 +575,24 @@ def _choose_curves(
     measured: Sequence[RecordedMeasurement], comparison: Comparison
 ) -> dict[str, RecordedMeasurement]:
     """The measurements to draw, by label: the best ones, then the smallest batch of each build."""
-    by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples}
+    by_id = {
+        f"{recorded.run}/{recorded.measurement.id}": recorded
+        for recorded in measured
+        if recorded.measurement.samples
+    }
     rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
     smallest = {row.configuration: row.id for row in reversed(rows)}
     best = [row for row in comparison.best.values() if row]
     frontier = (row.id for row in rows if row.on_frontier)
     wanted = dict.fromkeys([*best, *smallest.values(), *frontier, *(row.id for row in rows)])
-    drawn = [one for one in wanted if one in by_id][:CURVES]
-    return {comparison.row(one).label: by_id[one] for one in drawn}
+    drawn = [row_id for row_id in wanted if row_id in by_id][:CURVES]
+    return {comparison.row(row_id).label: by_id[row_id] for row_id in drawn}
 
 
-def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root: Path) -> Curve:
-    name = str(one.measurement.samples_file)
+def _curve_from_measurement(
+    label: str, recorded: RecordedMeasurement, run: Run, root: Path
+) -> Curve:
+    name = str(recorded.measurement.samples_file)
     frame = read_samples(run.files, name)
     ordered, count = np.sort((frame["end_ns"] - frame["scheduled_ns"]).to_numpy()) / 1e6, len(frame)
     tail = count - 1 - np.arange(min(8, count))
@@ -592,4 +614,4 @@ def frame_from_comparison(comparison: Comparison) -> pl.DataFrame:
     frame = pl.json_normalize(rows, separator="_", infer_schema_length=None)
     # of own metrics, the figures of the processes; a CSV file has no lists
     frame = frame.with_columns(pl.col(pl.List).cast(pl.List(pl.String)).list.join("; "))
-    return frame.select(each.name for each in frame if each.null_count() < frame.height)
+    return frame.select(column.name for column in frame if column.null_count() < frame.height)

@@ -65,7 +65,7 @@ class SampledWindow:
         return float(self.samples["end_ns"].max() - self.samples["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
 
     def estimate_mean(self, values: Sequence[float] | np.ndarray) -> Estimate:
-        known = [float(each) for each in values]
+        known = [float(value) for value in values]
         interval = compute_mean_interval(known, self.confidence)
         return Estimate(sum(known) / max(len(known), 1), *(interval or ()))
 
@@ -128,8 +128,8 @@ def judge_measurement(
         samples=len(measured),
         latency_ns=summary_from_ns(window.latencies_ns, percents, confidence),
         parts_ns={
-            part: summary_from_ns(each.to_numpy(), percents, confidence)
-            for part, each in parts.items()
+            part: summary_from_ns(durations.to_numpy(), percents, confidence)
+            for part, durations in parts.items()
         },
         duration_s=window.seconds,
         throughput_images_per_s=throughput,
@@ -157,16 +157,16 @@ def recompute_from_samples(
     judged = replace(stored, output_check=None, interrupted=False)
     evidence = ValidityEvidence(judged, measured, select_rows_during(machine, measured))
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
-    found = judge_measurement(stored, witnessed, evidence, highest, confidence)
-    found = replace(
-        found,
-        figures=recompute_figures(stored.figures, found.figures),
-        energy_why_not=keep_packages_note(found.energy_why_not, stored.energy_why_not),
+    again = judge_measurement(stored, witnessed, evidence, highest, confidence)
+    again = replace(
+        again,
+        figures=recompute_figures(stored.figures, again.figures),
+        energy_why_not=keep_packages_note(again.energy_why_not, stored.energy_why_not),
     )
     peak = compute_worker_peak_bytes(
         machine, stored.inputs.rotated_bytes if stored.inputs else None
     )
-    return found if peak is None else replace(found, device_peak_bytes=peak)
+    return again if peak is None else replace(again, device_peak_bytes=peak)
 
 
 def select_rows_during(machine: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
@@ -198,33 +198,34 @@ def measurements_from_run(
     """
     require_unchanged(run, whole=whole)
     wanted = None if only is None else set(only)
-    found = (
-        recompute_measurement(one, run.files, confidence)
-        for one in read_measurements(run.files)
-        if (wanted is None or one.subject.artifact in wanted)
-        and (whole or one.samples_file is None or run.files.has(one.samples_file))
+    measurements = (
+        recompute_measurement(measurement, run.files, confidence)
+        for measurement in read_measurements(run.files)
+        if (wanted is None or measurement.subject.artifact in wanted)
+        and (whole or measurement.samples_file is None or run.files.has(measurement.samples_file))
     )
     return tuple(
-        recorded_from_files(each, run.name, run.files, run.manifest.environment) for each in found
+        recorded_from_files(measurement, run.name, run.files, run.manifest.environment)
+        for measurement in measurements
     )
 
 
 def recorded_from_files(
-    found: Measurement, run: str, files: Files, environment: Environment | None = None
+    measurement: Measurement, run: str, files: Files, environment: Environment | None = None
 ) -> RecordedMeasurement:
     """A measurement of `run`, with its latencies and the GPU's median clock if its raw files are among `files`."""
     latencies = None
-    if found.samples_file is not None and files.has(found.samples_file):
-        frame = read_samples(files, found.samples_file)
+    if measurement.samples_file is not None and files.has(measurement.samples_file):
+        frame = read_samples(files, measurement.samples_file)
         latencies = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
     kept = (
-        found.machine_file
-        if found.machine_file is not None and files.has(found.machine_file)
+        measurement.machine_file
+        if measurement.machine_file is not None and files.has(measurement.machine_file)
         else None
     )
     clock = _read_machine_rows(files, kept)["gpu_sm_mhz"].median()
     mhz = None if clock is None else float(clock)  # type: ignore[arg-type]
-    return RecordedMeasurement(found, run, environment or Environment(), mhz, latencies)
+    return RecordedMeasurement(measurement, run, environment or Environment(), mhz, latencies)
 
 
 def recompute_measurement(
@@ -300,11 +301,14 @@ def recompute_bench(run: Run) -> Iterator[Recomputed]:
     """Every measurement whose raw samples are present."""
     for stored in read_measurements(run.files):
         if stored.samples_file is None or run.files.has(stored.samples_file):
-            said, found = (
-                replace(each, reasons=tuple(sorted(each.reasons, key=lambda reason: reason.code)))
-                for each in (stored, recompute_requested(stored, run.files))
+            said, computed = (
+                replace(
+                    measurement,
+                    reasons=tuple(sorted(measurement.reasons, key=lambda reason: reason.code)),
+                )
+                for measurement in (stored, recompute_requested(stored, run.files))
             )
-            yield f"{MEASUREMENTS_FILE}: {stored.id}", said, found
+            yield f"{MEASUREMENTS_FILE}: {stored.id}", said, computed
 
 
 def recompute_requested(stored: Measurement, files: Files) -> Measurement:
@@ -326,17 +330,19 @@ def count_measured_together(runs: Sequence[Run], artifact: str) -> int:
         if run.kind != "bench" or COMPARISON_FILE in run.manifest.files:
             continue
         of_load: defaultdict[object, set[str]] = defaultdict(set)
-        for one in read_measurements(run.files):
-            of_load[one.load.key].add(one.subject.artifact)
-        most = max([most, *(len(each) for each in of_load.values() if artifact in each)])
+        for measurement in read_measurements(run.files):
+            of_load[measurement.load.key].add(measurement.subject.artifact)
+        most = max(
+            [most, *(len(artifacts) for artifacts in of_load.values() if artifact in artifacts)]
+        )
     return most
 
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
     """Whether a bench run measured another file with the build's id."""
     return any(
-        build.has_other_file(one.subject.artifact, one.subject.sha256)
-        for one in read_measurements(run.files)
+        build.has_other_file(measurement.subject.artifact, measurement.subject.sha256)
+        for measurement in read_measurements(run.files)
     )
 
 

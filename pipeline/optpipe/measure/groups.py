@@ -64,9 +64,9 @@ class RecordedMeasurement:
     """(samples,) in ns; None without raw samples."""
 
 
-def find_environment_differences(one: Environment, other: Environment) -> list[str]:
+def find_environment_differences(left: Environment, right: Environment) -> list[str]:
     """Differences in facts that a timing depends on: GPU, driver, CPU."""
-    pairs = {name: (one.get_fact(name), other.get_fact(name)) for name in ("gpu", "driver", "cpu")}
+    pairs = {name: (left.get_fact(name), right.get_fact(name)) for name in ("gpu", "driver", "cpu")}
     return [
         f"{name}: {first} and {second}"
         for name, (first, second) in pairs.items()
@@ -78,8 +78,8 @@ CLOCK_TOLERANCE = 0.05
 """Two timings are not comparable if their median clocks differ by more than this share."""
 
 
-def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasurement) -> str | None:
-    first, second = one.clock_mhz, other.clock_mhz
+def explain_clock_difference(left: RecordedMeasurement, right: RecordedMeasurement) -> str | None:
+    first, second = left.clock_mhz, right.clock_mhz
     if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
         return None
     return f"GPU clocks differ: {first:.0f} MHz and {second:.0f} MHz"
@@ -100,13 +100,14 @@ class ProcessGroup:
 
     @property
     def valid(self) -> tuple[RecordedMeasurement, ...]:
-        return tuple(one for one in self.tries if one.measurement.is_valid)
+        return tuple(recorded for recorded in self.tries if recorded.measurement.is_valid)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        invalid = (one for one in self.tries if not one.measurement.is_valid)
+        invalid = (recorded for recorded in self.tries if not recorded.measurement.is_valid)
         return tuple(
-            LeftOut(one.run, one.measurement.id, one.measurement.invalid_codes) for one in invalid
+            LeftOut(recorded.run, recorded.measurement.id, recorded.measurement.invalid_codes)
+            for recorded in invalid
         )
 
     def list_values(self, name: str) -> list[list[float]]:
@@ -126,11 +127,11 @@ class ProcessGroup:
         """
         runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
         medians = self.count_processes() >= MIN_VALUES
-        for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
-            if (value := read_counted(one, name, medians=medians)) is not None:
-                process = one.measurement.second_stage, one.measurement.process
-                runs.setdefault(one.run, {}).setdefault(process, []).append(
-                    one.latencies if latencies else value
+        for recorded in sorted(self.valid, key=lambda recorded: recorded.measurement.second_stage):
+            if (value := read_counted(recorded, name, medians=medians)) is not None:
+                process = recorded.measurement.second_stage, recorded.measurement.process
+                runs.setdefault(recorded.run, {}).setdefault(process, []).append(
+                    recorded.latencies if latencies else value
                 )
         return runs
 
@@ -141,11 +142,11 @@ class ProcessGroup:
         samples are available.
         """
         percent, runs = _pooled_percent(name), self._collect(name, latencies=True)
-        processes = [each for run in runs.values() for each in run.values()]
-        if not percent or any(latencies is None for each in processes for latencies in each):
+        processes = [process for run in runs.values() for process in run.values()]
+        if not percent or any(latencies is None for process in processes for latencies in process):
             return self.list_values(name)
         parts = iter(
-            pool_percentile([np.concatenate(each) for each in processes], percent)
+            pool_percentile([np.concatenate(process) for process in processes], percent)
             if processes
             else []
         )
@@ -159,14 +160,14 @@ class ProcessGroup:
         A percentile over all requests that is judged `alone`, not against another build's, allows for stalls that so few missed.
         """
         percent = _pooled_percent(name)
-        values = [each for run in self.list_values(name) for each in run]
+        values = [value for run in self.list_values(name) for value in run]
         gap = SPEED_GAP if find_metric(name).has_speeds else 0.0
         if alone and percent and self._count_stretches() < count_stretches_for_stalls(percent):
             gap = STALL_GAP
         if values and min(values) > 0:
             middle = sum(values) / len(values)
-            others = (read_raw_value(one, name) for one in self._list_invalid())
-            gaps = (abs(log(each / middle)) for each in others if each is not None and each > 0)
+            others = (read_raw_value(recorded, name) for recorded in self._list_invalid())
+            gaps = (abs(log(value / middle)) for value in others if value is not None and value > 0)
             gap = max(gap, *gaps, 0.0)
         left_out = len(self._list_invalid())
         return OtherSpeed(len(values), left_out, gap, percent, self._find_repeated_change(name))
@@ -175,53 +176,59 @@ class ProcessGroup:
         """The change of latency during a measurement that all VALID processes repeat, as the logarithm of a ratio."""
         if not find_metric(name).has_speeds:
             return 0.0
-        given = (one.latencies for one in self.valid if one.latencies is not None)
+        given = (recorded.latencies for recorded in self.valid if recorded.latencies is not None)
         changes = (compute_end_change(latencies) for latencies in given)
-        return bound_repeated_change([each for each in changes if each is not None])
+        return bound_repeated_change([change for change in changes if change is not None])
 
     def _count_stretches(self) -> float:
         """`count_stretches` of all tries; of those without raw samples as of uncorrelated ones."""
         return sum(
-            one.measurement.samples / STALL_REQUESTS
-            if one.latencies is None
-            else count_stretches(one.latencies)
-            for one in self.tries
+            recorded.measurement.samples / STALL_REQUESTS
+            if recorded.latencies is None
+            else count_stretches(recorded.latencies)
+            for recorded in self.tries
         )
 
     def count_left_out_without(self, name: str) -> int:
         """The tries that were left out and lack the figure `name`, so that nothing bounds what they would add."""
-        return sum(not (read_raw_value(one, name) or 0) > 0 for one in self._list_invalid())
+        return sum(
+            not (read_raw_value(recorded, name) or 0) > 0 for recorded in self._list_invalid()
+        )
 
     def find_units(self) -> dict[str, Dimension]:
         """The metrics without a field of their own that any try has, with the unit of its figures."""
-        found = {name: each for one in self.tries for name, each in one.measurement.figures.items()}
-        return {name: found[name].unit for name in sorted(found)}
+        figures = {
+            name: figure
+            for recorded in self.tries
+            for name, figure in recorded.measurement.figures.items()
+        }
+        return {name: figures[name].unit for name in sorted(figures)}
 
     def count_tried(self, name: str) -> int:
         """VALID processes in which a metric without a field of its own was computed, or gave a reason."""
-        return sum(name in one.measurement.figures for one in self.valid)
+        return sum(name in recorded.measurement.figures for recorded in self.valid)
 
     def _list_invalid(self) -> list[RecordedMeasurement]:
-        return [one for one in self.tries if not one.measurement.is_valid]
+        return [recorded for recorded in self.tries if not recorded.measurement.is_valid]
 
     def _count_first(self, name: str) -> list[int]:
         """Number of each run's processes that determined how many there would be."""
         return [sum(not second for second, _ in run) for run in self._collect(name).values()]
 
     def count_processes(self) -> int:
-        return len({(one.run, one.measurement.process) for one in self.valid})
+        return len({(recorded.run, recorded.measurement.process) for recorded in self.valid})
 
     def count_showing(self, name: str) -> int:
         return sum(map(len, self.list_values(name)))
 
     def count_requested(self, name: str) -> int:
         """VALID processes that have the percentile `name` or were to measure it; all for another figure."""
-        found = (
-            one
-            for one in self.valid
-            if is_requested(one, name) or read_figure(one.measurement, name) is not None
+        requested = (
+            recorded
+            for recorded in self.valid
+            if is_requested(recorded, name) or read_figure(recorded.measurement, name) is not None
         )
-        return len({(one.run, one.measurement.process) for one in found})
+        return len({(recorded.run, recorded.measurement.process) for recorded in requested})
 
     def keep_requested(self, name: str) -> "ProcessGroup":
         """The tries that were to measure the percentile `name`, unless all the others have it too.
@@ -229,9 +236,11 @@ class ProcessGroup:
         A process that was measured for a lower percentile has it only if it was quick enough for many samples, so that
         all of them count or none.
         """
-        asked = tuple(one for one in self.tries if is_requested(one, name))
-        others = (one for one in self.valid if not is_requested(one, name))
-        if not asked or all(read_figure(one.measurement, name) is not None for one in others):
+        asked = tuple(recorded for recorded in self.tries if is_requested(recorded, name))
+        others = (recorded for recorded in self.valid if not is_requested(recorded, name))
+        if not asked or all(
+            read_figure(recorded.measurement, name) is not None for recorded in others
+        ):
             return self
         return ProcessGroup(asked)
 
@@ -243,7 +252,7 @@ class ProcessGroup:
         """The two speeds of the processes, of a figure that has speeds; percentiles over all requests count shares themselves."""
         if _pooled_percent(name) or not find_metric(name).has_speeds:
             return None
-        return seen_speeds_from_values([each for run in self.list_values(name) for each in run])
+        return seen_speeds_from_values([value for run in self.list_values(name) for value in run])
 
     def compute_distribution(self, name: str) -> Mean | SpeedMean | None:
         """`compute_mean` of processes that may have run at two speeds."""
@@ -268,7 +277,7 @@ class ProcessGroup:
         The interval of a time or rate allows for a second speed that no process drew, at confidence `unseen` if given.
         """
         runs = self.list_parts(name)
-        values = [each for run in runs for each in run]
+        values = [value for run in runs for value in run]
         if not values:
             return None
         mean = self.compute_distribution(name)
@@ -277,8 +286,8 @@ class ProcessGroup:
         low, high = mean.interval(confidence)
         metric = find_metric(name)
         low, high = metric.allow_for_sensor(low, high)  # one sensor read all processes
-        if (found := self._invert_share(name, confidence)) is not None:
-            low, high = min(low, found[0]), max(high, found[1])
+        if (bounds := self._invert_share(name, confidence)) is not None:
+            low, high = min(low, bounds[0]), max(high, bounds[1])
         note, level = "", confidence if unseen is None else unseen
         if not metric.judges_peak and mean.value > 0:
             speed = self.find_other_speed(name, alone=True)
@@ -304,11 +313,11 @@ class FigureRatio:
         self, confidence: float, unseen: float | None = None
     ) -> tuple[tuple[float, float], str]:
         """Interval of the ratio, widened for what the left-out processes of either side may add, and the reason."""
-        low, high = (exp(each) for each in self.change.interval(confidence))
+        low, high = (exp(bound) for bound in self.change.interval(confidence))
         ratio, level = exp(self.change.value), unseen or confidence
-        found, why = self.speed.widen(ratio, (low, high), level)
+        widened, why = self.speed.widen(ratio, (low, high), level)
         mirrored, _ = self.speed.widen(1 / ratio, (1 / high, 1 / low), level)
-        return (min(found[0], 1 / mirrored[1]), max(found[1], 1 / mirrored[0])), why
+        return (min(widened[0], 1 / mirrored[1]), max(widened[1], 1 / mirrored[0])), why
 
     @property
     def p_value(self) -> float:
@@ -316,13 +325,15 @@ class FigureRatio:
 
         Few slow processes move a percentile over all requests by the whole distance of two speeds, so that much is always possible.
         """
-        found, least, unseen = self.change, self.speed.repeated, 0.0
+        change, least, unseen = self.change, self.speed.repeated, 0.0
         if self.speed.percent > 50:
             least += self.speed.gap
         else:
-            unseen = self.speed.compute_pair_p_value(abs(found.value))
-        slower = found.value > 0
-        tail = found.compute_p_value_above(least) if slower else found.compute_p_value_below(-least)
+            unseen = self.speed.compute_pair_p_value(abs(change.value))
+        slower = change.value > 0
+        tail = (
+            change.compute_p_value_above(least) if slower else change.compute_p_value_below(-least)
+        )
         return min(1.0, 2 * (tail + unseen))
 
     def assume_gap(self, gap: float) -> "FigureRatio":
@@ -344,13 +355,13 @@ def compare_groups(
     if new.count_left_out_without(name) or old.count_left_out_without(name):
         return "left out without it"
     change: Mean | None = subtract_means(mine, theirs)
-    if len({one.run for group in (new, old) for one in group.valid}) > 1:
+    if len({recorded.run for group in (new, old) for recorded in group.valid}) > 1:
         runs = len(new.list_values(name)), len(old.list_values(name))
         change = subtract_across_runs(mine, theirs, runs, run_scatter)
     if change is None:
         return "different runs"
-    speed = combine_speeds(*(each.find_other_speed(name) for each in (new, old)))
-    speeds = [each.find_seen_speeds(name) for each in (new, old)]
+    speed = combine_speeds(*(group.find_other_speed(name) for group in (new, old)))
+    speeds = [group.find_seen_speeds(name) for group in (new, old)]
     values = (value for group in (new, old) for run in group.list_values(name) for value in run)
     if any(speeds) and min(values) > 0:
         return FigureRatio(SpeedRatio(change, first.value, second.value, *speeds), speed)
@@ -368,7 +379,11 @@ def find_usual_gap(groups: Iterable[ProcessGroup], name: str) -> float:
     A machine with two speeds shows both to most builds, and the others may have drawn one of them only.
     """
     values = ([value for run in group.list_values(name) for value in run] for group in groups)
-    gaps = [log(max(each) / min(each)) for each in values if each and min(each) > 0]
+    gaps = [
+        log(max(processes) / min(processes))
+        for processes in values
+        if processes and min(processes) > 0
+    ]
     return float(np.median(gaps)) if gaps else 0.0
 
 
@@ -381,9 +396,9 @@ def explain_equal_values(processes: int) -> str:
     return f"all {processes} processes have the same value, so that their scatter is not known"
 
 
-def is_requested(one: RecordedMeasurement, name: str) -> bool:
+def is_requested(recorded: RecordedMeasurement, name: str) -> bool:
     """Whether a try was to measure the percentile `name`; true for other figures."""
-    return one.measurement.load.percentile >= find_metric(name).percent
+    return recorded.measurement.load.percentile >= find_metric(name).percent
 
 
 def _pooled_percent(name: str) -> float:
@@ -392,35 +407,35 @@ def _pooled_percent(name: str) -> float:
     return metric.percent if metric.is_pooled else 0.0
 
 
-def read_value(found: Measurement, name: str, *, medians: bool = True) -> float | None:
+def read_value(measurement: Measurement, name: str, *, medians: bool = True) -> float | None:
     """The figure of one process; with `medians` the median counts without an interval too."""
     metric = find_metric(name)
     if medians:
-        return metric.read_without_interval(found)
-    figure = metric.read(found)
+        return metric.read_without_interval(measurement)
+    figure = metric.read(measurement)
     return figure.value if figure else None
 
 
-def read_counted(one: RecordedMeasurement, name: str, *, medians: bool) -> float | None:
+def read_counted(recorded: RecordedMeasurement, name: str, *, medians: bool) -> float | None:
     """The figure with which a process counts among others; with `medians` a percentile needs no interval, but enough samples."""
-    value, percent = read_value(one.measurement, name, medians=medians), _pooled_percent(name)
-    if value is not None or not medians or not percent or one.latencies is None:
+    value, percent = read_value(recorded.measurement, name, medians=medians), _pooled_percent(name)
+    if value is not None or not medians or not percent or recorded.latencies is None:
         return value
-    enough = len(one.latencies) >= count_samples_needed(percent)
-    return read_raw_value(one, name) if enough else None
+    enough = len(recorded.latencies) >= count_samples_needed(percent)
+    return read_raw_value(recorded, name) if enough else None
 
 
-def read_raw_value(one: RecordedMeasurement, name: str) -> float | None:
+def read_raw_value(recorded: RecordedMeasurement, name: str) -> float | None:
     """The figure of one process as its raw samples give it, even where it would be withheld; None if it has none."""
     percent = find_metric(name).percent
-    if percent and one.latencies is not None and len(one.latencies):
-        return find_order_statistic(np.sort(one.latencies), percent)
-    return read_value(one.measurement, name)
+    if percent and recorded.latencies is not None and len(recorded.latencies):
+        return find_order_statistic(np.sort(recorded.latencies), percent)
+    return read_value(recorded.measurement, name)
 
 
-def read_figure(found: Measurement, name: str) -> Estimate | None:
+def read_figure(measurement: Measurement, name: str) -> Estimate | None:
     """One process's figure in the base unit of its metric."""
-    return find_metric(name).read(found)
+    return find_metric(name).read(measurement)
 
 
 def merge_group(
@@ -437,8 +452,8 @@ def merge_group(
     def estimate(name: str) -> Estimate | None:
         return group.estimate(name, confidence, unseen)
 
-    found = {name: estimate(name) for name in newest.latency_ns.percentiles}
-    percentiles = {name: each for name, each in found.items() if each is not None}
+    estimates = {name: estimate(name) for name in newest.latency_ns.percentiles}
+    percentiles = {name: figure for name, figure in estimates.items() if figure is not None}
     return replace(
         newest,
         latency_ns=replace(newest.latency_ns, percentiles=percentiles),
@@ -450,10 +465,12 @@ def merge_group(
 
 def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGroup]:
     groups: dict[object, list[RecordedMeasurement]] = {}
-    for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
-        of = one.measurement.subject
-        key = of.artifact, tuple(of.settings.items()), one.measurement.load.key
-        groups[key] = [*groups.pop(key, []), one]
+    for recorded in sorted(
+        measured, key=lambda recorded: (recorded.measurement.started_utc, recorded.run)
+    ):
+        of = recorded.measurement.subject
+        key = of.artifact, tuple(of.settings.items()), recorded.measurement.load.key
+        groups[key] = [*groups.pop(key, []), recorded]
     return [ProcessGroup(tuple(tries)) for tries in groups.values()]
 
 
@@ -468,17 +485,17 @@ def summarize_group(
             figures[name] = GroupFigure(
                 Estimate(shown.value, note="INVALID"), (shown.value,), None, None, units.get(name)
             )
-        elif (found := group.estimate(name, confidence, unseen)) is not None:
-            values = tuple(each for run in group.list_values(name) for each in run)
+        elif (estimate := group.estimate(name, confidence, unseen)) is not None:
+            values = tuple(value for run in group.list_values(name) for value in run)
             shown_values = [
                 figure
-                for one in group.valid
-                if (figure := read_figure(one.measurement, name)) is not None
+                for recorded in group.valid
+                if (figure := read_figure(recorded.measurement, name)) is not None
             ]
             between, inside = _split_scatter(name, shown_values, confidence) or (None, None)
-            figures[name] = GroupFigure(found, values, between, inside, units.get(name))
+            figures[name] = GroupFigure(estimate, values, between, inside, units.get(name))
     subject = group.newest.measurement.subject
-    runs = tuple(dict.fromkeys(one.run for one in group.valid))
+    runs = tuple(dict.fromkeys(recorded.run for recorded in group.valid))
     return MeasurementGroup(
         subject, group.load, group.count_processes(), runs, figures, group.left_out
     )
@@ -491,20 +508,20 @@ def _split_scatter(
 
     An error of the sensor is the same in all of them, and no scatter.
     """
-    intervals = [each.interval for each in figures]
-    known = [each for each in intervals if each is not None]
+    intervals = [figure.interval for figure in figures]
+    known = [interval for interval in intervals if interval is not None]
     if len(known) < len(figures):
         return None
-    bounds = [find_metric(name).remove_sensor(*each) for each in known]
+    bounds = [find_metric(name).remove_sensor(*interval) for interval in known]
     halves = [(high - low) / 2 for low, high in bounds]
-    return split_scatter([each.value for each in figures], halves, confidence)
+    return split_scatter([figure.value for figure in figures], halves, confidence)
 
 
 def describe_tries(group: ProcessGroup) -> str:
     """`5 processes in 2 runs; left out: 2 INVALID (drift, loaded-host)`."""
-    valid, runs = group.count_processes(), len({one.run for one in group.valid})
+    valid, runs = group.count_processes(), len({recorded.run for recorded in group.valid})
     text = f"{valid} process{'es' if valid != 1 else ''}" + (f" in {runs} runs" if runs > 1 else "")
     if group.left_out:
-        codes = Counter(code for one in group.left_out for code in one.codes)
+        codes = Counter(code for process in group.left_out for code in process.codes)
         text += f"; left out: {len(group.left_out)} INVALID ({', '.join(code for code, _ in codes.most_common())})"
     return text

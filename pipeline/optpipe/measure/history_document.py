@@ -42,71 +42,71 @@ MOST_RUNS_SHOWN = 20
 """Runs in the terminal; a page has all."""
 
 
-def document_from_history(found: History) -> Document:
-    return make_document(_list_parts(found, most=MOST_RUNS_SHOWN))
+def document_from_history(history: History) -> Document:
+    return make_document(_list_parts(history, most=MOST_RUNS_SHOWN))
 
 
-def _list_parts(found: History, *, most: int | None = None) -> Iterator[Part]:
+def _list_parts(history: History, *, most: int | None = None) -> Iterator[Part]:
     yield Sentence(
-        summarize_history(found),
+        summarize_history(history),
         {
             Finding.REGRESSION: Tone.BAD,
             Finding.NO_REGRESSION: Tone.GOOD,
             Finding.TOO_FEW: Tone.DOUBTFUL,
-        }[found.finding],
-        found.finding,
+        }[history.finding],
+        history.finding,
     )
-    if any(each.changes for each in found.series):
-        yield tabulate_changes(found)
-    if any(each.judged for each in found.series):
-        yield tabulate_series(found)
-    yield tabulate_runs(found, most)
-    yield from list_remarks(found)
+    if any(series.changes for series in history.series):
+        yield tabulate_changes(history)
+    if any(series.judged for series in history.series):
+        yield tabulate_series(history)
+    yield tabulate_runs(history, most)
+    yield from list_remarks(history)
 
 
-def list_remarks(found: History) -> Iterator[Sentence]:
-    if found.left_out:
-        listed = tuple(f"{name}: {why}" for name, why in found.left_out.items())
+def list_remarks(history: History) -> Iterator[Sentence]:
+    if history.left_out:
+        listed = tuple(f"{name}: {why}" for name, why in history.left_out.items())
         count = len(listed)
         text = f"{count} run{'s' if count > 1 else ''} could not be read, and count{'' if count > 1 else 's'} nowhere"
         more = (f"and {count - 5} more",) if count > 5 else ()
         yield Sentence(text, Tone.DOUBTFUL, "left out", (*listed[:5], *more))
-    yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in found.warnings)
+    yield from (Sentence(warning, Tone.DOUBTFUL, "warning") for warning in history.warnings)
 
 
-def summarize_history(found: History) -> str:
+def summarize_history(history: History) -> str:
     """`digits: p50 latency of onnxruntime int8 is 3.1% worse since bench-…; 30 runs since 2026-11-02.`"""
-    runs = [each for each in found.runs if not each.doubt]
+    runs = [run for run in history.runs if not run.doubt]
     span = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     if runs:
         first, last = runs[0].started_utc[:10], runs[-1].started_utc[:10]
         span += f" on {first}" if first == last else f" from {first} to {last}"
-    changed = [(each, change) for each in found.series for change in each.regressions]
+    changed = [(series, change) for series in history.series for change in series.regressions]
     if changed:
-        series, change = max(changed, key=lambda each: abs(each[1].ratio or 0.0))
+        series, change = max(changed, key=lambda pair: abs(pair[1].ratio or 0.0))
         worst = f"{series.label}: {_describe_change(series, change)} since {change.first_after}"
         more = f"; {len(changed) - 1} more" if len(changed) > 1 else ""
-        return f"{found.model}: {worst}{more}; {span}."
-    if found.finding is Finding.TOO_FEW:
-        return f"{found.model}: {span}; a change can show from {found.runs_needed} runs of one figure on."
-    count = sum(each.judged for each in found.series)
-    return f"{found.model}: no figure is worse than it was; {span}, {count} figures."
+        return f"{history.model}: {worst}{more}; {span}."
+    if history.finding is Finding.TOO_FEW:
+        return f"{history.model}: {span}; a change can show from {history.runs_needed} runs of one figure on."
+    count = sum(series.judged for series in history.series)
+    return f"{history.model}: no figure is worse than it was; {span}, {count} figures."
 
 
 def _describe_change(series: HistorySeries, change: HistoryChange) -> str:
     before, after = (
-        format_quantity(each.value, series.unit) for each in (change.before, change.after)
+        format_quantity(estimate.value, series.unit) for estimate in (change.before, change.after)
     )
     ratio = change.ratio
     share = "" if ratio is None else f" ({100 * ratio:+.1f}%)"
     return f"{before} to {after}{share}"
 
 
-def tabulate_changes(found: History) -> Table:
+def tabulate_changes(history: History) -> Table:
     """The changes of all figures, in order of the runs between which they lie."""
-    order = {run.name: at for at, run in enumerate(found.runs)}
-    every = [(each, change) for each in found.series for change in each.changes]
-    every.sort(key=lambda each: order.get(each[1].first_after, 0))
+    order = {run.name: at for at, run in enumerate(history.runs)}
+    every = [(series, change) for series in history.series for change in series.changes]
+    every.sort(key=lambda pair: order.get(pair[1].first_after, 0))
     columns = (
         Column("figure", rank=0),
         Column("change", ColumnKind.STATE, rank=0),
@@ -138,12 +138,12 @@ def tabulate_changes(found: History) -> Table:
                 differing,
             )
         )
-    caption = f"A change lies between two runs. One history in {1 / found.risk:.0f} without a change shows one."
+    caption = f"A change lies between two runs. One history in {1 / history.risk:.0f} without a change shows one."
     return make_table(columns, rows, title="Changes", caption=caption, id="changes")
 
 
-def tabulate_series(found: History) -> Table:
-    several = len({each.machine for each in found.series if each.machine}) > 1
+def tabulate_series(history: History) -> Table:
+    several = len({series.machine for series in history.series if series.machine}) > 1
     columns = (
         Column("build", rank=0),
         Column("load or data", shared=True),
@@ -155,24 +155,24 @@ def tabulate_series(found: History) -> Table:
     )
     rows = [
         (
-            each.build,
-            each.about,
-            each.machine if several else "",
-            each.title,
-            str(len(each.points)),
-            _cell(each.points[-1].figure, each.unit),
-            _cell(each.mean, each.unit),
+            series.build,
+            series.about,
+            series.machine if several else "",
+            series.title,
+            str(len(series.points)),
+            _cell(series.points[-1].figure, series.unit),
+            _cell(series.mean, series.unit),
         )
-        for each in found.series
-        if each.judged
+        for series in history.series
+        if series.judged
     ]
     caption = "The mean is that of the runs since the last change, with its 95% interval over runs."
     return make_table(columns, rows, title="Figures", caption=caption, id="figures-of-runs")
 
 
-def tabulate_runs(found: History, most: int | None = None) -> Table:
-    shown = found.runs if most is None else found.runs[-most:]
-    many = len(found.workspaces) > 1
+def tabulate_runs(history: History, most: int | None = None) -> Table:
+    shown = history.runs if most is None else history.runs[-most:]
+    many = len(history.workspaces) > 1
     columns = (
         Column("time (UTC)", rank=0),
         Column("kind", ColumnKind.STATE, rank=0),
@@ -183,9 +183,9 @@ def tabulate_runs(found: History, most: int | None = None) -> Table:
         Column("commit", ColumnKind.NAME, rank=1),
         Column("workspace", ColumnKind.NAME, rank=2),
     )
-    rows = [(*_list_run_cells(each), each.workspace if many else "") for each in shown]
-    earlier = len(found.runs) - len(shown)
-    caption = f"The newest {len(shown)} of {len(found.runs)} runs." if earlier else ""
+    rows = [(*_list_run_cells(run), run.workspace if many else "") for run in shown]
+    earlier = len(history.runs) - len(shown)
+    caption = f"The newest {len(shown)} of {len(history.runs)} runs." if earlier else ""
     return make_table(columns, rows, title="Runs", caption=caption, id="runs")
 
 
@@ -220,43 +220,47 @@ def draw_series(series: HistorySeries) -> Figure:
     scale, unit = AXES.get(series.unit, (1.0, str(series.unit)))
     starts = {change.first_after: change for change in series.changes}
     level, points = "since the first run", list[Point]()
-    for number, each in enumerate(series.points, start=1):
-        if (change := starts.get(each.run)) is not None:
+    for number, point in enumerate(series.points, start=1):
+        if (change := starts.get(point.run)) is not None:
             level = f"from run {number}: {_describe_change(series, change)}"
-        shown = each.figure.scale(scale)
-        name = f"{each.run}; {each.started_utc[:16]}; {format_quantity(each.figure.value, series.unit)}"
+        shown = point.figure.scale(scale)
+        name = f"{point.run}; {point.started_utc[:16]}; {format_quantity(point.figure.value, series.unit)}"
         points.append(
             Point(level, name, number, shown.value, group=level, low=shown.low, high=shown.high)
         )
     if not series.changes:
         points = [
-            Point("", each.label, each.x, each.y, low=each.low, high=each.high, group="all")
-            for each in points
+            Point("", point.label, point.x, point.y, low=point.low, high=point.high, group="all")
+            for point in points
         ]
     title = series.label + (f", {series.machine}" if series.machine else "")
     caption = "Each point is a run with its 95% interval over processes, or over samples."
     return draw_points(title, caption, points, "run", f"{series.title} ({unit})", linear=True)
 
 
-def choose_drawn(found: History) -> list[HistorySeries]:
+def choose_drawn(history: History) -> list[HistorySeries]:
     """The series with enough runs for a drawing: those that changed first."""
-    able = [each for each in found.series if each.judged and len(each.points) >= FEWEST_POINTS]
-    return sorted(able, key=lambda each: -len(each.changes))[:MAX_FIGURES]
+    able = [
+        series for series in history.series if series.judged and len(series.points) >= FEWEST_POINTS
+    ]
+    return sorted(able, key=lambda series: -len(series.changes))[:MAX_FIGURES]
 
 
-def page_from_history(found: History) -> Page:
-    drawn = [draw_series(each) for each in choose_drawn(found)]
-    changes = [tabulate_changes(found)] if any(each.changes for each in found.series) else []
-    figures = [tabulate_series(found)] if any(each.judged for each in found.series) else []
+def page_from_history(history: History) -> Page:
+    drawn = [draw_series(series) for series in choose_drawn(history)]
+    changes = (
+        [tabulate_changes(history)] if any(series.changes for series in history.series) else []
+    )
+    figures = [tabulate_series(history)] if any(series.judged for series in history.series) else []
     sections = (
         Section("Changes", tuple(changes), "changes-of-figures"),
         Section("Figures", tuple(figures), "series"),
         Section("Run by run", tuple(drawn), "drawings"),
-        Section("Runs", (tabulate_runs(found), *list_remarks(found)), "all-runs"),
+        Section("Runs", (tabulate_runs(history), *list_remarks(history)), "all-runs"),
     )
     return Page(
-        f"History of {found.model}",
-        summarize_history(found),
+        f"History of {history.model}",
+        summarize_history(history),
         tuple(section for section in sections if section.parts),
         optpipe=__version__,
     )
@@ -265,17 +269,17 @@ def page_from_history(found: History) -> Page:
 def frame_from_history(series: Sequence[HistorySeries]) -> pl.DataFrame:
     """A row for each figure of each run, with the bounds of its interval in the unit's base, and the number of its level."""
     rows = []
-    for each in series:
-        starts, level = {change.first_after for change in each.changes}, 0
-        for point in each.points:
+    for line in series:
+        starts, level = {change.first_after for change in line.changes}, 0
+        for point in line.points:
             level += point.run in starts
             rows.append(
                 {
-                    "build": each.build,
-                    "about": each.about,
-                    "machine": each.machine,
-                    "metric": each.metric,
-                    "unit": str(each.unit),
+                    "build": line.build,
+                    "about": line.about,
+                    "machine": line.machine,
+                    "metric": line.metric,
+                    "unit": str(line.unit),
                     "run": point.run,
                     "started_utc": point.started_utc,
                     "artifact": point.artifact,
@@ -294,10 +298,10 @@ def frame_from_changes(series: Sequence[HistorySeries]) -> pl.DataFrame:
     """A row for each change."""
     rows = [
         {
-            "build": each.build,
-            "about": each.about,
-            "machine": each.machine,
-            "metric": each.metric,
+            "build": line.build,
+            "about": line.about,
+            "machine": line.machine,
+            "metric": line.metric,
             "before": change.before.value,
             "after": change.after.value,
             "worse": change.worse,
@@ -307,8 +311,8 @@ def frame_from_changes(series: Sequence[HistorySeries]) -> pl.DataFrame:
             "p_value": change.p_value,
             "differences": list(change.differences),
         }
-        for each in series
-        for change in each.changes
+        for line in series
+        for change in line.changes
     ]
     texts = ("build", "about", "machine", "metric", "last_before", "first_after")
     kinds: dict[str, Any] = {

@@ -18,19 +18,21 @@ WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
 
 
 def pick_baseline(
-    found: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
+    measurement: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
 ) -> Measurement | None:
     """The newest of `others` with the settings of `found`, otherwise the fastest, VALID ones first.
 
     The fastest flatters nothing that is compared with it. None if `others` is empty.
     """
-    if same := [one for one in others if one.subject.settings == found.subject.settings]:
-        return max(same, key=lambda one: one.started_utc)
-    return max(others, key=lambda one: (one.is_valid, speed(one)), default=None)
+    if same := [
+        other for other in others if other.subject.settings == measurement.subject.settings
+    ]:
+        return max(same, key=lambda other: other.started_utc)
+    return max(others, key=lambda other: (other.is_valid, speed(other)), default=None)
 
 
 def check_int8_speed(
-    found: Measurement,
+    measurement: Measurement,
     others: Sequence[Measurement],
     cause: str = "",
     *,
@@ -41,60 +43,67 @@ def check_int8_speed(
     None if it is clearly faster, or if nothing was measured to tell. `cause` is a known cause of slowness.
     `can_profile` is False for a module in memory, which no command can name.
     """
-    wider, ours = find_wider(found, others), found.throughput_images_per_s
+    wider, ours = find_wider(measurement, others), measurement.throughput_images_per_s
     theirs = wider.throughput_images_per_s if wider is not None else None
     if wider is None or ours is None or theirs is None:
         return None
     if theirs.high is not None and ours.is_above(theirs.high):
         return None
-    return _make_reason(found, wider, cause, can_profile=can_profile)
+    return _make_reason(measurement, wider, cause, can_profile=can_profile)
 
 
-def find_wider(found: Measurement, others: Sequence[Measurement]) -> Measurement | None:
+def find_wider(measurement: Measurement, others: Sequence[Measurement]) -> Measurement | None:
     """The build that INT8 or FP8 `found` is compared with: one of `others` in the preferred wider type, with the same runtime and load.
 
     None if there is none.
     """
-    if found.throughput_images_per_s is None:
+    if measurement.throughput_images_per_s is None:
         return None
 
-    def get_rate(one: Measurement) -> float:
-        return one.throughput_images_per_s.value if one.throughput_images_per_s else 0.0
+    def get_rate(other: Measurement) -> float:
+        return other.throughput_images_per_s.value if other.throughput_images_per_s else 0.0
 
-    beside = [one for one in others if one.throughput_images_per_s and has_same_load(found, one)]
-    for precision in WIDER_PRECISIONS.get(found.subject.precision, ()):
-        of_type = [one for one in beside if one.subject.precision == precision]
-        if (wider := pick_baseline(found, of_type, get_rate)) is not None:
+    beside = [
+        other
+        for other in others
+        if other.throughput_images_per_s and has_same_load(measurement, other)
+    ]
+    for precision in WIDER_PRECISIONS.get(measurement.subject.precision, ()):
+        of_type = [other for other in beside if other.subject.precision == precision]
+        if (wider := pick_baseline(measurement, of_type, get_rate)) is not None:
             return wider
     return None
 
 
-def has_same_load(one: Measurement, other: Measurement) -> bool:
+def has_same_load(left: Measurement, right: Measurement) -> bool:
     """Whether two measurements share model, runtime, device and load."""
-    ours, theirs = one.subject, other.subject
+    ours, theirs = left.subject, right.subject
     place = (ours.model, ours.backend, ours.device) == (theirs.model, theirs.backend, theirs.device)
-    return place and one.load.key == other.load.key
+    return place and left.load.key == right.load.key
 
 
 def _make_reason(
-    found: Measurement, other: Measurement, cause: str, *, can_profile: bool
+    measurement: Measurement, other: Measurement, cause: str, *, can_profile: bool
 ) -> Reason:
-    ours, theirs = found.throughput_images_per_s, other.throughput_images_per_s
+    ours, theirs = measurement.throughput_images_per_s, other.throughput_images_per_s
     assert ours is not None
     assert theirs is not None
     precision = other.subject.precision
-    settings = found.subject.settings, other.subject.settings
-    shown = (format_settings(each, find_differing_settings(settings)) for each in settings)
+    settings = measurement.subject.settings, other.subject.settings
+    shown = (format_settings(chosen, find_differing_settings(settings)) for chosen in settings)
     here, there = (f" ({text})" if text else "" for text in shown)
-    text = f"{ours.value:,.0f} {found.load.sample}s/s in {found.subject.precision}{here}, {theirs.value:,.0f} in {precision}{there}"
+    text = (
+        f"{ours.value:,.0f} {measurement.load.sample}s/s in {measurement.subject.precision}{here}"
+    )
+    text += f", {theirs.value:,.0f} in {precision}{there}"
     text += " on the same runtime"
     remedy = f"deploy {precision}"
     if can_profile:
         profile = Call(
             "profile",
-            found.subject.model or "MODEL",
-            backend=found.subject.backend,
-            precision=[precision, found.subject.precision],
+            measurement.subject.model or "MODEL",
+            backend=measurement.subject.backend,
+            precision=[precision, measurement.subject.precision],
         )
         remedy += ", or find what prevents kernel fusion: " + profile
     if ours.value > theirs.value:
@@ -102,14 +111,14 @@ def _make_reason(
         text += ", but the intervals overlap" if known else ", but not both have an interval"
         pair = Call(
             "bench",
-            found.subject.artifact,
+            measurement.subject.artifact,
             against=other.subject.artifact,
             metric="throughput",
-            **list_load_options(found.load),
+            **list_load_options(measurement.load),
         )
         remedy = "compare them interleaved: " + pair
     return Reason(
-        f"{found.subject.precision}-not-faster",
+        f"{measurement.subject.precision}-not-faster",
         text + (f"; {cause}" if cause else ""),
         remedy,
         invalidates=False,
@@ -124,8 +133,8 @@ BUDGET = 0.01
 def find_int8_causes(info: ArtifactInfo) -> str:
     """Why an INT8 or FP8 artifact may be slow: layers of other types."""
     share = info.precision_proof.share.counted.get(info.precision, 0.0)
-    found = info.precision in CALIBRATED and share < REQUIRED_SHARE
-    return f"only {share:.0%} of its MACs run in {info.precision}" if found else ""
+    partly = info.precision in CALIBRATED and share < REQUIRED_SHARE
+    return f"only {share:.0%} of its MACs run in {info.precision}" if partly else ""
 
 
 def check_int8_accuracy(
@@ -144,7 +153,7 @@ def check_int8_accuracy(
     if figure.low is None or figure.high is None:
         return None
     given = (read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source)
-    budget = next((each for each in (limit, *given) if each is not None), BUDGET)
+    budget = next((drop for drop in (limit, *given) if drop is not None), BUDGET)
     if figure.high <= budget:
         return None
     said = "exceeds" if figure.low > budget else "may exceed"
@@ -174,8 +183,8 @@ def list_int8_notes(
         return
     cause = find_int8_causes(info)
     yield from _note_speed(build, runs, measured, cause)
-    if (found := check_int8_accuracy(runs, build, confidence, drop_limit)) is not None:
-        yield found
+    if (reason := check_int8_accuracy(runs, build, confidence, drop_limit)) is not None:
+        yield reason
     if cause:
         yield Note(
             f"{build.precision}-causes",
@@ -188,21 +197,35 @@ def _note_speed(
     build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
 ) -> Iterator[Note]:
     """Compares with the newest measurements of wider types in the same runs; their absence is a note too."""
-    found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.files))
-    wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]
-    newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}
+    measurements = (
+        measurement
+        for run in runs
+        if run.kind == "bench"
+        for measurement in read_measurements(run.files)
+    )
+    wider = [
+        measurement
+        for measurement in measurements
+        if measurement.subject.precision in WIDER_PRECISIONS[build.precision]
+    ]
+    newest = {
+        measurement.key: measurement
+        for measurement in sorted(wider, key=lambda measurement: measurement.started_utc)
+    }
     beside = list(newest.values())
     marks = [
         reason
-        for one in measured
-        if (reason := check_int8_speed(one, beside, cause, can_profile=not build.in_memory))
+        for measurement in measured
+        if (reason := check_int8_speed(measurement, beside, cause, can_profile=not build.in_memory))
         is not None
     ]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
         text = f"{build.precision.upper()} is not shown to be faster: {worst.message}"
         yield Note(f"{build.precision}-not-faster", text, worst.remedy)
-    elif measured and not any(has_same_load(one, other) for one in measured for other in beside):
+    elif measured and not any(
+        has_same_load(measurement, other) for measurement in measured for other in beside
+    ):
         yield Note(
             f"{build.precision}-alone",
             f"no higher precision was measured for comparison, so the benefit of {build.precision.upper()} is unknown",

@@ -205,7 +205,7 @@ def hold_arrivals(raw: RawMeasurement) -> bool:
     ]
     return not gaps or any(
         abs(drawn[at] - gaps[0]) <= 1
-        and all(abs(one - other) <= 1 for one, other in zip(drawn[at:], gaps, strict=False))
+        and all(abs(expected - gap) <= 1 for expected, gap in zip(drawn[at:], gaps, strict=False))
         for at in range(1, len(drawn) - len(gaps) + 1)
     )
 
@@ -254,7 +254,7 @@ def hold_counts(raw: RawMeasurement) -> bool:
     return (
         min(stored.load.batch_size, stored.load.streams) >= 1
         and stored.process >= 0
-        and all(each is None or each >= 0 for each in bytes_)
+        and all(size is None or size >= 0 for size in bytes_)
         and (stored.inputs is None or hold_pool(stored.inputs))
     )
 
@@ -333,7 +333,7 @@ def find_impossible(run: Run) -> Iterator[str]:
             *_find_wrong_columns(stored.samples_file, SAMPLE_COLUMNS, ON_DEVICE, run.files),
             *_find_wrong_columns(stored.machine_file, MACHINE_COLUMNS, _MAY_BE_NULL, run.files),
         ]
-        yield from (f"{place}: {each}" for each in broken)
+        yield from (f"{place}: {problem}" for problem in broken)
         if broken or stored.samples_file is None or not run.files.has(stored.samples_file):
             continue
         queries = RawQueries(
@@ -383,10 +383,10 @@ def find_contradicting_spans(spans: Sequence[QuerySpan], finished_utc: str) -> I
 
 def _read_time(text: str) -> float:
     """Seconds since 1970. Raises BadInputError for a time without a time zone."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise BadInputError(f"{text}: a time without a time zone")
-    return found.timestamp()
+    return time.timestamp()
 
 
 def find_impossible_turns(
@@ -445,7 +445,9 @@ def _find_wrong_columns(
     if types != dict(expected):
         wrong = sorted(dict(types.items() ^ expected.items()))
         yield f"{name} has other columns or types than the format: {', '.join(map(repr, wrong))}"
-    elif absent := [each for each in expected if each not in nullable and frame[each].has_nulls()]:
+    elif absent := [
+        column for column in expected if column not in nullable and frame[column].has_nulls()
+    ]:
         yield f"{name} has no value in some rows of {', '.join(absent)}"
 
 

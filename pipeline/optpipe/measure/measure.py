@@ -114,9 +114,9 @@ def measure_load(
     if len(machine):
         write_parquet(directory / "machine" / f"{blank.id}.parquet", machine)
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
-    found = _judge_answer(filled, measured, machine, answer, worker)
+    measurement = _judge_answer(filled, measured, machine, answer, worker)
     begun.unlink()
-    return _leave_out_impossible(found, blank, directory), answer
+    return _leave_out_impossible(measurement, blank, directory), answer
 
 
 def measure_trial(
@@ -133,8 +133,8 @@ def measure_trial(
     samples = frame_from_spool(spool) if spool.exists() else _make_empty_samples()
     spool.unlink(missing_ok=True)
     filled, measured = _count_samples(replace(blank, interrupted=answer.interrupted), samples)
-    found = _judge_answer(filled, measured, frame_from_rows(answer.rows), answer, worker)
-    return found, samples
+    measurement = _judge_answer(filled, measured, frame_from_rows(answer.rows), answer, worker)
+    return measurement, samples
 
 
 def _begin(worker: WorkerProcess, blank: Measurement, load: LoadSpec, name: str) -> Measurement:
@@ -216,20 +216,24 @@ def _read_load_time(done: PointReport) -> ProcessFigure:
     return figure_from_witness(LOAD_TIME, value, done.load_why_not)
 
 
-def _leave_out_impossible(found: Measurement, blank: Measurement, directory: Path) -> Measurement:
+def _leave_out_impossible(
+    measurement: Measurement, blank: Measurement, directory: Path
+) -> Measurement:
     """A measurement whose raw data contradict themselves is a try without figures, and its raw data are deleted."""
-    if found.samples_file is None:
-        return found
+    if measurement.samples_file is None:
+        return measurement
     files = Files(directory)
-    samples = read_parquet(files, found.samples_file).sort("start_ns", maintain_order=True)
-    machine = None if found.machine_file is None else read_parquet(files, found.machine_file)
-    queries = RawQueries(found.load, found.subject.device, samples)
+    samples = read_parquet(files, measurement.samples_file).sort("start_ns", maintain_order=True)
+    machine = (
+        None if measurement.machine_file is None else read_parquet(files, measurement.machine_file)
+    )
+    queries = RawQueries(measurement.load, measurement.subject.device, samples)
     gpu_bytes = max((gpu.memory_bytes for gpu in list_gpus()), default=None)
-    raw = RawMeasurement(found, queries, machine, os.cpu_count(), gpu_bytes)
+    raw = RawMeasurement(measurement, queries, machine, os.cpu_count(), gpu_bytes)
     broken = list_broken_rules(raw)
     if not broken:
-        return found
-    for name in filter(None, (found.samples_file, found.machine_file)):
+        return measurement
+    for name in filter(None, (measurement.samples_file, measurement.machine_file)):
         (directory / name).unlink()
     what = f"its raw data contradict themselves: {broken[0]}"
     way = "measure again; if it happens again, report it with this message"
@@ -240,9 +244,9 @@ def require_one_clock(folder: Path, measured: Sequence[Measurement]) -> None:
     """Raises StageError if measurements of the run in `folder` overlap, or the machine's date was set between them."""
     spans = [
         span
-        for one in measured
-        if one.samples_file is not None and (folder / one.samples_file).is_file()
-        for span in list_spans(one, read_parquet(Files(folder), one.samples_file))
+        for measurement in measured
+        if measurement.samples_file is not None and (folder / measurement.samples_file).is_file()
+        for span in list_spans(measurement, read_parquet(Files(folder), measurement.samples_file))
     ]
     for problem in find_contradicting_spans(spans, get_utc_time("milliseconds")):
         raise StageError(
@@ -297,19 +301,19 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
     """Recovers measurements that began in the run folder `directory` and are not in `known` from their samples."""
     message = "interrupted before completion; recovered from its samples"
     reason = Reason("interrupted", message, "run it again", invalidates=True)
-    found = []
+    recovered = []
     for path in sorted((directory / "samples").glob("*.json")):
         begun = read_record(path, Measurement)
-        if all(each.id != begun.id for each in known):
+        if all(measurement.id != begun.id for measurement in known):
             blank = replace(begun, reasons=(reason,), interrupted=True)
-            one, measured = _add_samples(blank, path.with_suffix(".spool"))
+            measurement, measured = _add_samples(blank, path.with_suffix(".spool"))
             if not measured.is_empty():
-                one = recompute_from_samples(
-                    one, measured, frame_from_rows(()), highest=begun.load.percentile
+                measurement = recompute_from_samples(
+                    measurement, measured, frame_from_rows(()), highest=begun.load.percentile
                 )
-            found.append(one)
+            recovered.append(measurement)
         path.unlink()
-    return tuple(found)
+    return tuple(recovered)
 
 
 def _compute_device_peak(
@@ -426,9 +430,9 @@ def prepare_subject(
         real, expected = load_sample_inputs(card, samples, artifact.model), {}
         kind = "tensors" if holds_tensors(given) else "texts" if card.tokenization else "images"
     if card.batched:  # samples with different unbatched inputs cannot share a batch
-        run = max(list_runs(card.inputs, real), key=lambda one: one.stop - one.start)
+        run = max(list_runs(card.inputs, real), key=lambda span: span.stop - span.start)
         real, expected = (
-            {name: value[run] for name, value in each.items()} for each in (real, expected)
+            {name: value[run] for name, value in arrays.items()} for arrays in (real, expected)
         )
     if length is not None:
         real = fill_sequences(card, real, length, POOL_LIMIT)
@@ -436,7 +440,7 @@ def prepare_subject(
             store.verify_entry(artifact.model, ONNX).file(ONNX), card, real, REFERENCE_BATCH
         )[0]
     count = min(len(array) for array in real.values())
-    shared = frozenset(each.name for each in card.inputs if each.batch is None and card.batched)
+    shared = frozenset(spec.name for spec in card.inputs if spec.batch is None and card.batched)
     rows = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
     caveats = () if info.weights.trained else ("random-weights",)
     options = artifact.resolve_effective_options(plan.options)
@@ -450,8 +454,8 @@ def prepare_subject(
         inputs=save_pool(scratch, "input", rows),
         reference=save_pool(scratch, "reference", expected),
         smallest=card.batch_range[0],
-        input_axes={each.name: each.batch for each in card.inputs},
-        output_axes={each.name: each.batch for each in card.outputs},
+        input_axes={spec.name: spec.batch for spec in card.inputs},
+        output_axes={spec.name: spec.batch for spec in card.outputs},
         selection=read_verified_selection(
             _list_verifications(artifact, store), artifact.model, store
         ),
@@ -498,9 +502,9 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
 
 def _list_verifications(artifact: StoredArtifact, store: Store) -> list[VerificationInfo]:
     return [
-        one.info
-        for one in store.list_entries(VerificationInfo)
-        if artifact.entry.id in one.manifest.parents
+        entry.info
+        for entry in store.list_entries(VerificationInfo)
+        if artifact.entry.id in entry.manifest.parents
     ]
 
 
@@ -517,7 +521,11 @@ def _known_inputs(
             f"{problem}; create it with `{for_workspace(artifact.model.manifest.command)}`"
         )
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
-    by_boxes = {name for one in _list_verifications(artifact, store) for name in one.by_boxes}
+    by_boxes = {
+        name
+        for verification in _list_verifications(artifact, store)
+        for name in verification.by_boxes
+    }
     inputs = {
         name: array[:POOL_LIMIT] for name, array in known.inputs.items() if name not in by_boxes
     }
@@ -527,10 +535,10 @@ def _known_inputs(
     return inputs, outputs
 
 
-def describe_validity(found: Measurement) -> str:
+def describe_validity(measurement: Measurement) -> str:
     """`VALID`, or `INVALID (loaded-host)`: known as soon as a process ends."""
-    codes = f" ({', '.join(found.invalid_codes)})" if found.invalid_codes else ""
-    return f"{found.verdict}{codes}"
+    codes = f" ({', '.join(measurement.invalid_codes)})" if measurement.invalid_codes else ""
+    return f"{measurement.verdict}{codes}"
 
 
 @contextmanager

@@ -131,11 +131,11 @@ def run_interleaved(
     last, names = rounds, draw_names(seed)
     while len(every) < 2 * last:
         name = next(names)
-        found = replace(measures[name[0]](name), id=name)
-        if found.interrupted:
+        measurement = replace(measures[name[0]](name), id=name)
+        if measurement.interrupted:
             return None
-        read_pair_figure(found, metric)
-        every.append(found)
+        read_pair_figure(measurement, metric)
+        every.append(measurement)
         if len(every) == 2 * rounds:
             baseline, contender = (_list_figures(every, side, metric) for side in "ab")
             last = decide_rounds(baseline, contender, rounds)
@@ -173,8 +173,8 @@ def comparison_from_measurements(
 ) -> PairedComparison:
     """Compares measurements that are named and ordered as by `draw_names`. Raises StageError or BadInputError if one lacks the figure."""
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
-    artifacts = {one.id[0]: one.subject.artifact for one in measured}
-    invalid = [each for each in measured if not each.is_valid]
+    artifacts = {measurement.id[0]: measurement.subject.artifact for measurement in measured}
+    invalid = [measurement for measurement in measured if not measurement.is_valid]
     return PairedComparison(
         metric,
         judge_rounds(baseline, contender, first),
@@ -185,15 +185,21 @@ def comparison_from_measurements(
         first_rounds=first,
         seed=seed,
         invalid=dict(
-            Counter(code for each in invalid for code in each.invalid_codes).most_common()
+            Counter(
+                code for measurement in invalid for code in measurement.invalid_codes
+            ).most_common()
         ),
         invalid_processes=len(invalid),
-        measurements=tuple(each.id for each in measured),
+        measurements=tuple(measurement.id for measurement in measured),
     )
 
 
 def _list_figures(measured: Sequence[Measurement], side: str, metric: PairMetric) -> list[float]:
-    return [read_pair_figure(one, metric) for one in measured if one.id.startswith(side)]
+    return [
+        read_pair_figure(measurement, metric)
+        for measurement in measured
+        if measurement.id.startswith(side)
+    ]
 
 
 def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: int) -> Ratio:
@@ -204,18 +210,18 @@ def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: i
     return replace(ratio, p_value=p_value, change=change)
 
 
-def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
+def read_pair_figure(measurement: Measurement, metric: PairMetric) -> float:
     """One process's figure. A median needs no interval, since the ratio's interval is over processes."""
-    wrong = [reason for reason in found.reasons if reason.code in WRONG_OUTPUTS]
-    if found.latency_ns is None or wrong:
-        reason = (wrong or list(found.reasons))[0]
-        raise StageError(f"{found.subject.artifact}: {reason.message}; {reason.remedy}")
+    wrong = [reason for reason in measurement.reasons if reason.code in WRONG_OUTPUTS]
+    if measurement.latency_ns is None or wrong:
+        reason = (wrong or list(measurement.reasons))[0]
+        raise StageError(f"{measurement.subject.artifact}: {reason.message}; {reason.remedy}")
     figure = find_metric(metric)
-    value = figure.read_without_interval(found)
+    value = figure.read_without_interval(measurement)
     if figure.higher_is_better:
         return 1e9 / value if value else float("nan")
     if value is None:
-        problem = f"{metric} needs more samples per process: {figure.find_reason(found)}"
+        problem = f"{metric} needs more samples per process: {figure.find_reason(measurement)}"
         raise BadInputError(f"{problem}; increase " + Argument("min_time"))
     return value
 
@@ -231,17 +237,17 @@ def bench_pair(
 ) -> BenchRecord:
     size = choose_batch_sizes(baseline, plan.batches)[0]
     choose_batch_sizes(contender, (size,))
-    for each in (baseline, contender):
-        require_lengths(each, plan.lengths)
+    for artifact in (baseline, contender):
+        require_lengths(artifact, plan.lengths)
     load = replace(
         plan.load, batch_size=size, percentile=max(plan.load.percentile, percent_from_name(metric))
     )
     plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
-    measured = {each.entry.info.backend for each in (baseline, contender)}
+    measured = {artifact.entry.info.backend for artifact in (baseline, contender)}
     warn_of_unused_options(plan.options, measured, "measured", listener)
-    for each in (baseline, contender):
+    for artifact in (baseline, contender):
         warn_about_threads(
-            each, each.resolve_effective_options(plan.options), plan.affinity, listener
+            artifact, artifact.resolve_effective_options(plan.options), plan.affinity, listener
         )
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
@@ -268,12 +274,16 @@ def bench_pair(
                 def measure(name: str) -> Measurement:
                     subject = subjects[name[0]]
                     with subject.open() as worker:
-                        found = replace(subject.measure(worker, load, name), process=len(done))
-                    done.append(found)
+                        measurement = replace(
+                            subject.measure(worker, load, name), process=len(done)
+                        )
+                    done.append(measurement)
                     write_measurements(run.path, done)  # a crash loses no finished process
                     label = (baseline if name[0] == "a" else contender).label
-                    listener.inform(f"process {len(done)}: {label}: {describe_validity(found)}")
-                    return found
+                    listener.inform(
+                        f"process {len(done)}: {label}: {describe_validity(measurement)}"
+                    )
+                    return measurement
 
                 def stops(measured: Sequence[Measurement]) -> bool:
                     nonlocal cause
@@ -305,7 +315,7 @@ def bench_pair(
     interrupted = comparison is None and cause is None
     finished = finish_run(run, parents=parents, status="interrupted" if interrupted else "complete")
     status = ExitStatus.INTERRUPTED if interrupted else ExitStatus.DONE
-    labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
+    labels = [f"{artifact.entry.id} {artifact.label}" for artifact in (baseline, contender)]
     return BenchRecord(
         run_dir=str(finished.path),
         run_id=finished.name,
@@ -341,8 +351,8 @@ def pairs_from_runs(
         order = sides.get((record.baseline_artifact, record.contender_artifact))
         if order is None:
             continue
-        found = measurements_from_run(run, confidence, (baseline, contender), whole=False)
-        by_id = {one.measurement.id: one for one in found}
+        measured = measurements_from_run(run, confidence, (baseline, contender), whole=False)
+        by_id = {recorded.measurement.id: recorded for recorded in measured}
         names = [
             tuple(f"{side}{turn:03}" for side in order) for turn in range(len(record.baseline_ns))
         ]
@@ -356,7 +366,7 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
     if COMPARISON_FILE not in run.manifest.files or not run.files.has(COMPARISON_FILE):
         return
     stored = read_versioned(run.files, COMPARISON_FILE, PairedComparison)
-    by_id = {one.id: one for one in read_measurements(run.files)}
+    by_id = {measurement.id: measurement for measurement in read_measurements(run.files)}
     names = list(islice(draw_names(stored.seed), 2 * len(stored.baseline_ns)))
     if not all(name in by_id for name in names):
         yield f"{COMPARISON_FILE}: measurements", stored.measurements, names
@@ -403,9 +413,9 @@ def compare_environments(
     with listener.step(f"{load}, {rounds} to {rounds * MAX_ROUND_FACTOR} rounds"):
         while len(before) < last:
             with announce_round(len(before) + 1, listener):
-                one, other = _compare_once(old, new, load, order)
-            before.append(one)
-            after.append(other)
+                old_ns, new_ns = _compare_once(old, new, load, order)
+            before.append(old_ns)
+            after.append(new_ns)
             if len(before) == rounds:
                 last = decide_rounds(before, after, rounds)
     return judge_rounds(before, after, rounds)
@@ -419,8 +429,8 @@ def _compare_once(
     first = replace(
         load, min_seconds=seconds, max_seconds=seconds, max_warm_up_seconds=MAX_TRIAL_WARM_UP_S
     )
-    with old.open() as one, new.open() as other:
-        subjects = {"a": (old, one), "b": (new, other)}
+    with old.open() as old_worker, new.open() as new_worker:
+        subjects = {"a": (old, old_worker), "b": (new, new_worker)}
         ns = (
             read_trial_ns(side.measure(worker, first, f"{name}-warm"))
             for name, (side, worker) in subjects.items()
@@ -439,15 +449,15 @@ def _compare_once(
                 side, worker = subjects[name]
                 times[name] = log(read_trial_ns(side.measure(worker, trial, f"{name}{turn:03}")))
             logs.append((times["a"], times["b"]))
-    before = exp(median(one for one, _ in logs))
-    return before, before * exp(median(other - one for one, other in logs))
+    before = exp(median(old_log for old_log, _ in logs))
+    return before, before * exp(median(new_log - old_log for old_log, new_log in logs))
 
 
-def read_trial_ns(found: Measurement) -> float:
+def read_trial_ns(measurement: Measurement) -> float:
     """The trial's median; its mean if it has too few queries for one, as with a slow model or a disturbed trial."""
     if (
-        found.interrupted
+        measurement.interrupted
     ):  # the worker ended in order; a comparison that is not complete is not judged
         raise KeyboardInterrupt
-    few = found.latency_ns is not None and found.latency_ns.median is None
-    return read_pair_figure(found, PairMetric.MEAN if few else PairMetric.P50)
+    few = measurement.latency_ns is not None and measurement.latency_ns.median is None
+    return read_pair_figure(measurement, PairMetric.MEAN if few else PairMetric.P50)

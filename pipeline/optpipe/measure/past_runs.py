@@ -113,26 +113,26 @@ def read_past(
                 + Call("bench", "MODEL"),
             )
     left_out: dict[str, str] = {}
-    found = [each for store in stores for each in _list_runs(store, left_out)]
-    found = _drop_copies(found, left_out)
-    past = _identify(text, stores, {name for _, _, models in found for name in models})
+    listed = [entry for store in stores for entry in _list_runs(store, left_out)]
+    listed = _drop_copies(listed, left_out)
+    past = _identify(text, stores, {name for _, _, models in listed for name in models})
     past.left_out = left_out
-    for run, workspace, models in found:
+    for run, workspace, models in listed:
         if not models & set(past.names):
             continue
         advance()
         if since is not None and read_time(run.manifest.started_utc) < read_time(since):
             continue
         try:
-            one = _read_run(run, workspace, past, length)
+            past_run = _read_run(run, workspace, past, length)
         except BadInputError as error:
             left_out[run.name] = error.message
             continue
-        if one.measured or one.scores:
-            past.runs.append(one)
+        if past_run.measured or past_run.scores:
+            past.runs.append(past_run)
     for store in stores:
         past.left_out |= {run.name: "was removed" for run in _list_removed(store, past)}
-    past.runs.sort(key=lambda one: (read_time(one.started_utc), one.run.name))
+    past.runs.sort(key=lambda past_run: (read_time(past_run.started_utc), past_run.run.name))
     if not past.runs and not left_out:
         raise BadInputError(f"nothing of {escape(text)} was measured" + _say_since(since))
     return past
@@ -162,7 +162,10 @@ def _list_runs(
                 if kind == "evaluate":
                     models = {read_evaluation(run).model}
                 else:
-                    models = {str(one.subject.model) for one in read_measurements(run.files)}
+                    models = {
+                        str(measurement.subject.model)
+                        for measurement in read_measurements(run.files)
+                    }
             except OtherVersionError:
                 left_out[folder.name] = "is of another version of optpipe"
                 continue
@@ -173,11 +176,11 @@ def _list_runs(
 
 
 def _drop_copies(
-    found: Sequence[tuple[Run, Path, frozenset[str]]], left_out: dict[str, str]
+    listed: Sequence[tuple[Run, Path, frozenset[str]]], left_out: dict[str, str]
 ) -> list[tuple[Run, Path, frozenset[str]]]:
     """Without copies of a run in another workspace, such as `store merge` makes."""
     kept: dict[str, tuple[Run, Path, frozenset[str]]] = {}
-    for run, workspace, models in found:
+    for run, workspace, models in listed:
         first = kept.setdefault(run.name, (run, workspace, models))
         if first[0].manifest.files != run.manifest.files:
             left_out[f"{workspace}: {run.name}"] = (
@@ -188,11 +191,13 @@ def _drop_copies(
 
 def _identify(text: str, stores: Sequence[Store], measured: set[str]) -> Past:
     """The names and builds that `text` means: also those of the same content under another name."""
-    builds = {each.entry.id: each for store in stores for each in _list_builds(store)}
-    meant = {each.id for store in stores for each in _find_meant(text, store, any_content=True)}
-    names = {text} | {builds[each].entry.info.model for each in meant if each in builds}
-    contents = {each.content for each in builds.values() if each.entry.info.model in names} - {""}
-    renamed = {each.entry.info.model for each in builds.values() if each.content in contents}
+    builds = {build.entry.id: build for store in stores for build in _list_builds(store)}
+    meant = {entry.id for store in stores for entry in _find_meant(text, store, any_content=True)}
+    names = {text} | {builds[ident].entry.info.model for ident in meant if ident in builds}
+    contents = {build.content for build in builds.values() if build.entry.info.model in names} - {
+        ""
+    }
+    renamed = {build.entry.info.model for build in builds.values() if build.content in contents}
     names = (names | renamed) & measured
     if not names:
         known = ", ".join(sorted(measured)) or "none"
@@ -200,20 +205,22 @@ def _identify(text: str, stores: Sequence[Store], measured: set[str]) -> Past:
             f"nothing of {escape(text)} was measured; measured models: {known}",
             remedy="measure it: " + Call("bench", escape(text)),
         )
-    called = {name: each for name, each in builds.items() if each.entry.info.model in names}
+    called = {name: build for name, build in builds.items() if build.entry.info.model in names}
     networks, warnings = _describe_networks(called), []
     others: frozenset[str] = frozenset()
-    if len(found := dict.fromkeys(networks.values())) < 2:
+    if len(distinct := dict.fromkeys(networks.values())) < 2:
         networks = {}
     elif text not in names:  # a file or an ID: its own network is meant
-        exact = {each.id for store in stores for each in _find_meant(text, store)}
-        mine = {networks[each] for each in exact if each in networks}
-        others = frozenset(name for name, each in networks.items() if mine and each not in mine)
-        networks = {name: each for name, each in networks.items() if name not in others}
+        exact = {entry.id for store in stores for entry in _find_meant(text, store)}
+        mine = {networks[ident] for ident in exact if ident in networks}
+        others = frozenset(
+            name for name, network in networks.items() if mine and network not in mine
+        )
+        networks = {name: network for name, network in networks.items() if name not in others}
         networks = networks if len({*networks.values()}) > 1 else {}
     if networks:
         warnings.append(
-            f"{len(found)} networks are called {escape(text)}, and are kept apart: {'; '.join(found)};"
+            f"{len(distinct)} networks are called {escape(text)}, and are kept apart: {'; '.join(distinct)};"
             " give the ID of a build to see one alone"
         )
     if len(names) > 1:
@@ -222,9 +229,9 @@ def _identify(text: str, stores: Sequence[Store], measured: set[str]) -> Past:
 
 
 def _list_builds(store: Store) -> Iterator[KnownBuild]:
-    models = {each.id: each for each in store.scan_entries(ModelInfo)[0]}
-    for each in store.scan_entries(ArtifactInfo)[0]:
-        yield KnownBuild(each, models.get(next(iter(each.manifest.parents), "")))
+    models = {entry.id: entry for entry in store.scan_entries(ModelInfo)[0]}
+    for entry in store.scan_entries(ArtifactInfo)[0]:
+        yield KnownBuild(entry, models.get(next(iter(entry.manifest.parents), "")))
 
 
 def _find_meant(text: str, store: Store, *, any_content: bool = False) -> list[Entry[ArtifactInfo]]:
@@ -236,19 +243,19 @@ def _find_meant(text: str, store: Store, *, any_content: bool = False) -> list[E
 
 def _describe_networks(builds: Mapping[str, KnownBuild]) -> dict[str, str]:
     """`describe_network` by build, where the store has its files; read only if there are several models."""
-    if len({each.content for each in builds.values() if each.content}) < 2:
+    if len({build.content for build in builds.values() if build.content}) < 2:
         return {}
-    found: dict[str, str | None] = {}
-    for each in builds.values():
-        if each.made_of is not None and each.content not in found:
+    described: dict[str, str | None] = {}
+    for build in builds.values():
+        if build.made_of is not None and build.content not in described:
             try:
-                found[each.content] = describe_network(each.made_of)
+                described[build.content] = describe_network(build.made_of)
             except (BadInputError, OSError):
-                found[each.content] = None
+                described[build.content] = None
     return {
         name: network
-        for name, each in builds.items()
-        if (network := found.get(each.content)) is not None
+        for name, build in builds.items()
+        if (network := described.get(build.content)) is not None
     }
 
 
@@ -257,11 +264,11 @@ def _read_run(run: Run, workspace: Path, past: Past, length: int | None) -> Past
     doubt = _find_doubt(run)
     if run.kind == "bench":
         measured = tuple(
-            one
-            for one in measurements_from_run(run)
-            if one.measurement.subject.model in past.names
-            and (length is None or one.measurement.load.length == length)
-            and one.measurement.subject.artifact not in past.others
+            recorded
+            for recorded in measurements_from_run(run)
+            if recorded.measurement.subject.model in past.names
+            and (length is None or recorded.measurement.load.length == length)
+            and recorded.measurement.subject.artifact not in past.others
         )
         return PastRun(run, workspace, measured, doubt=doubt)
     require_unchanged(run)
@@ -294,19 +301,19 @@ def _find_doubt(run: Run) -> str:
     if started > datetime.now(UTC) + CLOCK_SLACK:
         return "it began in the future"
     begun = (
-        [read_time(one.started_utc) for one in read_measurements(run.files)]
+        [read_time(measurement.started_utc) for measurement in read_measurements(run.files)]
         if run.kind == "bench"
         else []
     )
     earliest, latest = started - CLOCK_SLACK, finished + CLOCK_SLACK
-    outside = any(not earliest <= each <= latest for each in begun)
+    outside = any(not earliest <= time <= latest for time in begun)
     return "a measurement in it has a time outside of its own" if outside else ""
 
 
 def read_time(text: str) -> datetime:
     """A time in UTC; the first of all for what is none."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

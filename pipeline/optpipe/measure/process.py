@@ -273,11 +273,11 @@ class WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for each in (
+        for worker in (
             worker for group in (*self._waiting.values(), self._prepared) for worker in group
         ):
-            each.process.kill()
-            each.end()
+            worker.process.kill()
+            worker.end()
         self._waiting.clear()
         self._prepared.clear()
 
@@ -292,8 +292,8 @@ class WorkerPool:
         """A fresh process. If none stands by, starts as many as are expected and have processors."""
         waiting = self._waiting.setdefault(kind, [])
         expected = self._expected.get(kind, 0)
-        for each in self._prepared:  # no imports during a measurement
-            each.wait_for_event(None)
+        for worker in self._prepared:  # no imports during a measurement
+            worker.wait_for_event(None)
         if not waiting and self._prepared:
             waiting.append(self._prepared.pop(0))
         if not waiting:
@@ -301,8 +301,8 @@ class WorkerPool:
                 max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self.modules else 1
             )
             waiting += [self._start(self.modules.get(kind, ())) for _ in range(many)]
-            for each in waiting if many > 1 else ():  # no imports during a measurement
-                each.wait_for_event(None)
+            for worker in waiting if many > 1 else ():  # no imports during a measurement
+                worker.wait_for_event(None)
         self._expected[kind] = max(expected - 1, 0)
         return waiting.pop(0)
 

@@ -97,10 +97,10 @@ class Race:
         self.ratios: dict[str, Ratio] = {}
         """Times of the other finalists over the winner's."""
 
-    def add(self, name: str, found: Times, *, final: bool) -> None:
+    def add(self, name: str, times: Times, *, final: bool) -> None:
         own = self.times[name]
-        if self.size in found:
-            (own.final if final else own.race).append(found[self.size])
+        if self.size in times:
+            (own.final if final else own.race).append(times[self.size])
         else:
             own.failed = True
             self.running.remove(name)
@@ -165,6 +165,6 @@ def measure_round(races: Sequence[Race], measure: Measure, order: Order, *, fina
     names = list(dict.fromkeys(name for race in races for name in race.running))
     for name in order.draw(names):
         inside = [race for race in races if name in race.running]
-        found = measure(name, [race.size for race in inside])
+        times = measure(name, [race.size for race in inside])
         for race in inside:
-            race.add(name, found, final=final)
+            race.add(name, times, final=final)

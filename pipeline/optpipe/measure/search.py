@@ -28,20 +28,22 @@ class Slo:
 
     def is_met_by(self, measurement: Measurement) -> bool:
         """Whether the percentile's whole interval is within the limit."""
-        found = self.read(measurement)
-        return found is not None and found.is_at_most(self.limit_ns)
+        estimate = self.read(measurement)
+        return estimate is not None and estimate.is_at_most(self.limit_ns)
 
     def explain_not_judged(self, measurement: Measurement) -> str | None:
         """Why the limit cannot be judged: neither the percentile has an interval nor does a lower one exceed the limit. None if it can."""
-        latency, found = measurement.latency_ns, self.read(measurement)
-        if latency is None or (found is not None and found.interval is not None):
+        latency, estimate = measurement.latency_ns, self.read(measurement)
+        if latency is None or (estimate is not None and estimate.interval is not None):
             return None
-        lower = (latency.percentile(each) for each in PERCENTS if each < self.percent)
-        if any(each.is_above(self.limit_ns) for each in lower if each is not None):
+        lower = (latency.percentile(percent) for percent in PERCENTS if percent < self.percent)
+        if any(
+            percentile.is_above(self.limit_ns) for percentile in lower if percentile is not None
+        ):
             return None
         name = format_percentile_name(self.percent)
-        if found is not None:
-            return f"{name} has no interval: {found.note or 'not computed'}"
+        if estimate is not None:
+            return f"{name} has no interval: {estimate.note or 'not computed'}"
         return f"{name} is not reported: {latency.withheld.get(name, 'not computed')}"
 
     def read(self, measurement: Measurement) -> Estimate | None:
@@ -83,28 +85,35 @@ def sweep_batch_sizes(
 
     A size that ran out of memory is in the result, without figures. A withheld percentile does not stop the sweep.
     """
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for size in sorted(set(sizes)):
-        found.append(measure(size))
-        if found[-1].interrupted or found[-1].latency_ns is None:
+        measurements.append(measure(size))
+        if measurements[-1].interrupted or measurements[-1].latency_ns is None:
             break
         if (
             slo is not None
-            and not slo.is_met_by(found[-1])
-            and slo.explain_not_judged(found[-1]) is None
+            and not slo.is_met_by(measurements[-1])
+            and slo.explain_not_judged(measurements[-1]) is None
         ):
             break
-    if slo is not None and not found[-1].interrupted:
-        found += bisect_batch_size(measure, found, slo)
-    return sorted(found, key=lambda each: each.load.batch_size)
+    if slo is not None and not measurements[-1].interrupted:
+        measurements += bisect_batch_size(measure, measurements, slo)
+    return sorted(measurements, key=lambda measurement: measurement.load.batch_size)
 
 
 def bisect_batch_size(
-    measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo
+    measure: Callable[[int], Measurement], measurements: Sequence[Measurement], slo: Slo
 ) -> list[Measurement]:
     """Bisects between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
-    inside = max((each.load.batch_size for each in found if slo.is_met_by(each)), default=0)
-    outside = (each.load.batch_size for each in found if not slo.is_met_by(each))
+    inside = max(
+        (measurement.load.batch_size for measurement in measurements if slo.is_met_by(measurement)),
+        default=0,
+    )
+    outside = (
+        measurement.load.batch_size
+        for measurement in measurements
+        if not slo.is_met_by(measurement)
+    )
     beyond = min((size for size in outside if size > inside), default=0)
     more: list[Measurement] = []
     while inside and beyond - inside > max(1, inside // 8):
@@ -118,10 +127,14 @@ def bisect_batch_size(
     return more
 
 
-def find_largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+def find_largest_inside(measurements: Sequence[Measurement], slo: Slo) -> Measurement | None:
     """The largest batch that meets the limit; an INVALID measurement only if no valid one does."""
-    met = (each for each in found if slo.is_met_by(each))
-    return max(met, key=lambda each: (each.is_valid, each.load.batch_size), default=None)
+    met = (measurement for measurement in measurements if slo.is_met_by(measurement))
+    return max(
+        met,
+        key=lambda measurement: (measurement.is_valid, measurement.load.batch_size),
+        default=None,
+    )
 
 
 BISECTION_STEPS = 6
@@ -138,36 +151,43 @@ def find_highest_rate(
 
     The confirmed measurement is the last, and its percentile's upper bound is inside the limit. None if no rate is.
     """
-    found: list[Measurement] = []
-    rate = _searched(measure, service_s, slo, found)
+    measurements: list[Measurement] = []
+    rate = _searched(measure, service_s, slo, measurements)
     for _ in range(MOST_CONFIRMATIONS):
-        if rate is None or found[-1].interrupted:
+        if rate is None or measurements[-1].interrupted:
             break
-        found.append(measure(rate))
-        if slo.is_met_by(found[-1]) and not _behind(found[-1]):
-            return found, found[-1]
+        measurements.append(measure(rate))
+        if slo.is_met_by(measurements[-1]) and not _behind(measurements[-1]):
+            return measurements, measurements[-1]
         rate *= STEP_DOWN
-    return found, None
+    return measurements, None
 
 
 def _searched(
-    measure: Callable[[float], Measurement], service_s: float, slo: Slo, found: list[Measurement]
+    measure: Callable[[float], Measurement],
+    service_s: float,
+    slo: Slo,
+    measurements: list[Measurement],
 ) -> float | None:
     """The highest tried rate whose percentile is inside the limit by its value; None if there is none."""
 
     def inside(rate: float) -> bool:
-        found.append(measure(rate))
-        value = slo.read(found[-1])
-        return value is not None and value.value <= slo.limit_ns and not _behind(found[-1])
+        measurements.append(measure(rate))
+        value = slo.read(measurements[-1])
+        return value is not None and value.value <= slo.limit_ns and not _behind(measurements[-1])
 
     beyond, rate = 1.0 / service_s, 0.5 / service_s
     while not inside(rate):
         beyond, rate = rate, rate / 2
-        if found[-1].interrupted or found[-1].latency_ns is None or rate * service_s < 0.05:
+        if (
+            measurements[-1].interrupted
+            or measurements[-1].latency_ns is None
+            or rate * service_s < 0.05
+        ):
             return None
     low = rate
     for _ in range(BISECTION_STEPS):
-        if found[-1].interrupted:
+        if measurements[-1].interrupted:
             return None
         rate = (low * beyond) ** 0.5
         if inside(rate):
@@ -201,17 +221,25 @@ class ArtifactLimit:
 
 
 def judge_limit(
-    artifact: str, label: str, slo: Slo, found: Sequence[Measurement], best: Measurement | None
+    artifact: str,
+    label: str,
+    slo: Slo,
+    measurements: Sequence[Measurement],
+    best: Measurement | None,
 ) -> ArtifactLimit:
     """Judges the limit for one artifact; `met` is None if no valid measurement decides it: an interval may include the limit."""
     read = [
-        (value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None
+        (value.value, at)
+        for at, measurement in enumerate(measurements)
+        if (value := slo.read(measurement)) is not None
     ]
     shown = best or (
-        found[min(read)[1]] if read else None
+        measurements[min(read)[1]] if read else None
     )  # the closest if nothing meets the limit
     value = None if shown is None else slo.read(shown)
-    reasons = [(each.load, slo.explain_not_judged(each)) for each in found]
+    reasons = [
+        (measurement.load, slo.explain_not_judged(measurement)) for measurement in measurements
+    ]
     not_judged = {
         name_point(load.batch_size, load.rate_per_s): why
         for load, why in reasons

@@ -42,11 +42,13 @@ def find_targets(
     for model in models:
         named = find_artifacts(model, store, precisions, backends, device)
         if chosen:
-            decided = find_decision(store.workspace, {each.entry.id for each in named})
+            decided = find_decision(store.workspace, {artifact.entry.id for artifact in named})
             if decided is None:
                 auto = Call("build", model, precision="auto")
                 raise BadInputError(f"nothing is chosen for {model} yet; `" + auto + "` chooses")
-            named = tuple(each for each in named if each.entry.id in decided[0].winners.values())
+            named = tuple(
+                artifact for artifact in named if artifact.entry.id in decided[0].winners.values()
+            )
         groups.append(keep_runnable(model, named, store, listener))
     return tuple(groups)
 
@@ -62,17 +64,17 @@ def keep_runnable(
     for label, why_not in reasons.items():
         listener.warn(f"not measured: {label}: " + why_not)
     if len(able) > 1 and (
-        decided := find_decision(store.workspace, {each.entry.id for each in able})
+        decided := find_decision(store.workspace, {artifact.entry.id for artifact in able})
     ):
         auto = Argument("precision", "auto")
         listener.inform("build " + auto + f" chose {decided[0].describe()}")
-    if any(not each.entry.info.weights.trained for each in able):
-        sources = {each.entry.info.weights.source for each in able}
+    if any(not artifact.entry.info.weights.trained for artifact in able):
+        sources = {artifact.entry.info.weights.source for artifact in able}
         state = "not asserted to be trained" if sources == {"unknown"} else "random"
         listener.warn(f"{model}: weights are {state}; speed is meaningful, accuracy is not")
     if (why := explain_different_weights(able)) is not None:
         listener.warn(why)
-    for each in able:
-        if (why := explain_changed_source(each.entry, store)) is not None:
+    for artifact in able:
+        if (why := explain_changed_source(artifact.entry, store)) is not None:
             listener.warn(why)
     return able

@@ -27,8 +27,8 @@ def time_calls(call: Callable[[], T]) -> Iterator[tuple[int, T, int]]:
     """Calls `call` repeatedly; yields each (start in ns, result, end in ns) until its reader stops."""
     while True:
         started = perf_counter_ns()
-        found = call()
-        yield started, found, perf_counter_ns()
+        answer = call()
+        yield started, answer, perf_counter_ns()
 
 
 def iterate_arrivals(

@@ -94,7 +94,7 @@ def compute_round(over: pl.DataFrame, judged: pl.DataFrame) -> float | None:
         pairs[side].append(before - after if side == "a" else after - before)
     if min(map(len, pairs.values())) < FEWEST_PAIRS:
         return None
-    return fmean(median(each) for each in pairs.values())
+    return fmean(median(ratios) for ratios in pairs.values())
 
 
 def measure_turns(
@@ -113,12 +113,12 @@ def measure_turns(
     choose_batch_sizes(judged, (size,))
     for artifact in (over, judged):
         require_lengths(artifact, plan.lengths)
-    measured = {each.entry.info.backend for each in (over, judged)}
+    measured = {artifact.entry.info.backend for artifact in (over, judged)}
     warn_of_unused_options(plan.options, measured, "measured", listener)
     load = replace(plan.load, batch_size=size, percentile=50.0)
     length = plan.lengths[0] if plan.lengths else None
     seed, begun = randbits(32), monotonic()
-    order, found = Order(seed), list[tuple[float, float, float]]()
+    order, summaries = Order(seed), list[tuple[float, float, float]]()
     with (
         open_run(store.workspace, "turns") as run,
         store.scratch("turns") as scratch,
@@ -136,33 +136,33 @@ def measure_turns(
         few = f"{fewest} to {rounds}" if fewest < rounds else str(rounds)
         with listener.step(f"{over.label} and {judged.label} in turns, {few} rounds"):
             for turn in range(rounds):
-                if len(found) >= FEWEST_ROUNDS and monotonic() - begun > LONGEST_S:
+                if len(summaries) >= FEWEST_ROUNDS and monotonic() - begun > LONGEST_S:
                     break
                 first = order.draw(SIDES)
                 with announce_round(turn + 1, listener):
                     frames = _measure_round(subjects, load, first)
                     for side, frame in frames.items():
                         write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet", frame)
-                    found.append(summarize_round(frames))
+                    summaries.append(summarize_round(frames))
         described = {side: subject.blank.subject for side, subject in subjects.items()}
         record = TurnsRecord(
             replace(load, length=subjects["b"].blank.load.length),
             described["a"],
             described["b"],
             seed,
-            tuple(speedup for speedup, _, _ in found),
-            tuple(over_ns for _, over_ns, _ in found),
-            tuple(judged_ns for *_, judged_ns in found),
+            tuple(speedup for speedup, _, _ in summaries),
+            tuple(over_ns for _, over_ns, _ in summaries),
+            tuple(judged_ns for *_, judged_ns in summaries),
         )
         devices = {side: subject.device for side, subject in described.items()}
         lasted_s = monotonic() - begun
         for wrong in find_impossible_turns(
-            Files(run.path), record.load, devices, len(found), lasted_s
+            Files(run.path), record.load, devices, len(summaries), lasted_s
         ):
             raise StageError(f"the rounds contradict themselves: {wrong}\nmeasure again")
         write_bytes(run.path / TURNS, json_from_record(record))
         parents = [over.entry.id, judged.entry.id]
-        return finish_run(run, parents=parents, measurements=len(found))
+        return finish_run(run, parents=parents, measurements=len(summaries))
 
 
 def summarize_round(frames: dict[str, pl.DataFrame]) -> tuple[float, float, float]:
@@ -190,13 +190,15 @@ def _measure_round(
     The last trial of each ends with the probes for cached answers, since they change the inputs.
     """
     short = replace(load, min_seconds=TRIAL_S, max_seconds=TRIAL_S, cache_probes=0)
-    with subjects["a"].open() as one, subjects["b"].open() as other:
-        workers: dict[str, WorkerProcess] = {"a": one, "b": other}
+    with subjects["a"].open() as over_worker, subjects["b"].open() as judged_worker:
+        workers: dict[str, WorkerProcess] = {"a": over_worker, "b": judged_worker}
         frames: dict[str, list[pl.DataFrame]] = {}
         slowest = 0.0
         for side in SIDES:
-            found, samples = subjects[side].measure_trial(workers[side], short, f"{side}-warm")
-            slowest = max(slowest, read_trial_ns(found))
+            measurement, samples = subjects[side].measure_trial(
+                workers[side], short, f"{side}-warm"
+            )
+            slowest = max(slowest, read_trial_ns(measurement))
             frames[side] = [samples.with_columns(phase=pl.lit(Phase.WARM_UP, pl.UInt8))]
         seconds = max(TRIAL_S, FEWEST_QUERIES * slowest / 1e9)
         trial = replace(
@@ -210,10 +212,10 @@ def _measure_round(
         for turn in range(TRIALS):
             probes = load.cache_probes if turn == TRIALS - 1 else 0
             for side in first:
-                found, samples = subjects[side].measure_trial(
+                measurement, samples = subjects[side].measure_trial(
                     workers[side], replace(trial, cache_probes=probes), f"{side}{turn:03}"
                 )
-                read_trial_ns(found)
+                read_trial_ns(measurement)
                 frames[side].append(samples.filter(samples["phase"] == Phase.MEASURED))
     return {side: pl.concat(several) for side, several in frames.items()}
 
@@ -232,15 +234,15 @@ class RecordedTurns:
         return (
             mine.load.key == theirs.load.key
             and all(
-                (one.artifact, one.settings) == (same.artifact, same.settings)
-                for one, same in ((mine.over, theirs.over), (mine.judged, theirs.judged))
+                (subject.artifact, subject.settings) == (same.artifact, same.settings)
+                for subject, same in ((mine.over, theirs.over), (mine.judged, theirs.judged))
             )
             and not find_environment_differences(self.environment, other.environment)
         )
 
     @property
     def logarithms(self) -> list[float]:
-        return [log(each) for each in self.record.speedups]
+        return [log(speedup) for speedup in self.record.speedups]
 
 
 def turns_from_runs(runs: Sequence[Run], judged: str) -> Iterator[RecordedTurns]:
@@ -254,10 +256,10 @@ def turns_from_runs(runs: Sequence[Run], judged: str) -> Iterator[RecordedTurns]
 
 
 def _recompute(stored: TurnsRecord, run: Run) -> TurnsRecord:
-    found = []
+    summaries = []
     for turn in range(len(stored.speedups)):
         names = {side: f"samples/{side}{turn:03}.parquet" for side in SIDES}
-        found.append(
+        summaries.append(
             summarize_round(
                 {
                     side: read_samples(run.files, name, ("phase", "images", "start_ns", "end_ns"))
@@ -265,7 +267,7 @@ def _recompute(stored: TurnsRecord, run: Run) -> TurnsRecord:
                 }
             )
         )
-    speedups, over_ns, judged_ns = zip(*found, strict=True) if found else ((), (), ())
+    speedups, over_ns, judged_ns = zip(*summaries, strict=True) if summaries else ((), (), ())
     return replace(stored, speedups=speedups, over_ns=over_ns, judged_ns=judged_ns)
 
 
@@ -291,7 +293,7 @@ class TurnsReport:
 
 def report_from_run(run: Run) -> TurnsReport:
     record = read_versioned(run.files, TURNS, TurnsRecord)
-    mean = mean_from_runs([[log(each) for each in record.speedups]])
+    mean = mean_from_runs([[log(speedup) for speedup in record.speedups]])
     assert mean is not None  # FEWEST_ROUNDS are enough for an interval
     low, high = mean.interval(CONFIDENCE)
     value = exp(mean.value)
@@ -302,12 +304,13 @@ def report_from_run(run: Run) -> TurnsReport:
 def document_from_turns(report: TurnsReport) -> Document:
     record, (low, high) = report.turns, report.ci
     over, judged = (
-        f"{one.artifact} {one.backend} {one.precision}" for one in (record.over, record.judged)
+        f"{subject.artifact} {subject.backend} {subject.precision}"
+        for subject in (record.over, record.judged)
     )
     shown = f"{report.speedup:.3g} times as fast as {over} [{low:.3g}, {high:.3g}] at 95%"
     shown += f", over {len(record.speedups)} rounds in turns ({record.load})"
     medians = ", ".join(
-        format_duration(median(each)) for each in (record.over_ns, record.judged_ns)
+        format_duration(median(times)) for times in (record.over_ns, record.judged_ns)
     )
     tone = Tone.STRONG if low > 1 or high < 1 else Tone.DOUBTFUL
     return make_document(

@@ -99,8 +99,8 @@ def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
         _check_queue,
         _check_work,
     )
-    found = [reason for check in checks for reason in check(evidence)]
-    return tuple(sorted(found, key=lambda reason: not reason.invalidates))
+    reasons = [reason for check in checks for reason in check(evidence)]
+    return tuple(sorted(reasons, key=lambda reason: not reason.invalidates))
 
 
 def find_repeated_cause(measured: Sequence[Measurement]) -> Reason | None:
@@ -109,13 +109,13 @@ def find_repeated_cause(measured: Sequence[Measurement]) -> Reason | None:
     It may have symptoms beside it, such as two speeds. Each build has a process of its own in a round of several.
     """
     causes: dict[int, list[dict[str, Reason]]] = {}
-    for each in measured:
-        found = {
+    for measurement in measured:
+        by_code = {
             reason.code: reason
-            for reason in each.reasons
+            for reason in measurement.reasons
             if reason.invalidates and reason.code in HOST_CAUSES
         }
-        causes.setdefault(each.process, []).append(found)
+        causes.setdefault(measurement.process, []).append(by_code)
     if len(causes) < STOP_AFTER:
         return None
     points = [point for process in list(causes.values())[-STOP_AFTER:] for point in process]

@@ -181,21 +181,21 @@ class Worker:
         used = (
             len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         )
-        load, found = (asked.batch_size, asked.mode, used), self._last
-        if found is None or found[0] != load or asked.max_warm_up_seconds > 0:
-            found = self._last = None  # frees the previous buffers
+        load, prepared = (asked.batch_size, asked.mode, used), self._last
+        if prepared is None or prepared[0] != load or asked.max_warm_up_seconds > 0:
+            prepared = self._last = None  # frees the previous buffers
             pool, known = pool_from_files(self.plan.inputs), count_reference_inputs(self.reference)
             turns = draw_rotation(
                 pool, asked.batch_size, self.plan.seed, known, self.plan.input_axes
             )
             before = compute_untimed_outputs(self.sessions[0], turns)
             turns = turns.first(len(before))
-            found = (
+            prepared = (
                 load,
                 (turns, before, [self._lane(turns, asked, number) for number in range(used)]),
             )
-        self._last = found if asked.cache_probes == 0 else None
-        return found[1]
+        self._last = prepared if asked.cache_probes == 0 else None
+        return prepared[1]
 
     def _lane(self, turns: Rotation, asked: LoadSpec, number: int) -> Lane:
         if self.streams[number] is None:
@@ -208,7 +208,7 @@ def _count_own_bytes(
 ) -> int:
     """Host memory of the measurement itself: rotated inputs and answers for the comparison."""
     answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
-    arrays = [array for each in answers for array in each.values()]
+    arrays = [array for answer in answers for array in answer.values()]
     arrays += [array for lane in lanes for array in lane.list_spare_arrays()]
     sizes = {
         array.__array_interface__["data"][0]: array.nbytes for array in arrays

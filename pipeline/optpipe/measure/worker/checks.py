@@ -56,8 +56,10 @@ def draw_rotation(
     of the inputs; an input without one is the same for all rows of a batch.
     """
     size = min(len(array) for array in pool.values())
-    one = sum(int(array[:1].nbytes) for array in pool.values()) * batch_size
-    count = max(MIN_ROTATED_BATCHES, min(MAX_ROTATED_BATCHES, MAX_ROTATED_BYTES // max(one, 1)))
+    batch_bytes = sum(int(array[:1].nbytes) for array in pool.values()) * batch_size
+    count = max(
+        MIN_ROTATED_BATCHES, min(MAX_ROTATED_BATCHES, MAX_ROTATED_BYTES // max(batch_bytes, 1))
+    )
     generator = np.random.default_rng(seed)
     drawn = np.concatenate(
         [generator.permutation(size) for _ in range(-(-batch_size * count // size))]
@@ -67,9 +69,9 @@ def draw_rotation(
     for row in rows:
         if (row >= known).all():
             row[0] = next(unused, row[0])
-    found = axes or {}
+    batch_axes = axes or {}
     batches = tuple(
-        {name: lay_out(array[row], found.get(name, 0)) for name, array in pool.items()}
+        {name: lay_out(array[row], batch_axes.get(name, 0)) for name, array in pool.items()}
         for row in rows
     )
     return Rotation(batches, rows)
@@ -88,11 +90,11 @@ def make_unseen_batch(batch: Arrays, seed: int, axes: Axes | None = None) -> dic
     If some inputs have a batch axis, those without one stay, since they say how to read the others.
     """
     step = int(np.random.default_rng(seed).integers(1, 1 << 16))
-    found = axes or {}
-    batched = any(found.get(name, 0) is not None for name in batch)
+    batch_axes = axes or {}
+    batched = any(batch_axes.get(name, 0) is not None for name in batch)
     return {
         name: array
-        if array.ndim == 0 or (batched and found.get(name, 0) is None)
+        if array.ndim == 0 or (batched and batch_axes.get(name, 0) is None)
         else np.roll(array, 1 + step % max(array[0].size - 1, 1)).reshape(array.shape)
         for name, array in batch.items()
     }
@@ -165,10 +167,10 @@ def _compute_distance(
         got = align_rows(reference, got, selection, tolerance)
     worst = 0.0
     for name, expected in reference.items():
-        found = got.get(name)
-        if found is None or found.shape != expected.shape:
+        output = got.get(name)
+        if output is None or output.shape != expected.shape:
             return float("inf")
-        difference, scale = _compute_norms(expected, found)
+        difference, scale = _compute_norms(expected, output)
         worst = (
             max(worst, difference / scale if scale else difference)
             if np.isfinite(difference)
@@ -177,9 +179,9 @@ def _compute_distance(
     return worst
 
 
-def _compute_norms(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
-    """‖found − expected‖ and ‖expected‖ in float64, in chunks, since outputs may be as large as the memory."""
-    truth, got = np.ravel(expected), np.ravel(found)
+def _compute_norms(expected: np.ndarray, output: np.ndarray) -> tuple[float, float]:
+    """‖output − expected‖ and ‖expected‖ in float64, in chunks, since outputs may be as large as the memory."""
+    truth, got = np.ravel(expected), np.ravel(output)
     squares = [0.0, 0.0]
     for start in range(0, truth.size, CHUNK_VALUES):
         part = truth[start : start + CHUNK_VALUES].astype(np.float64)
@@ -223,7 +225,7 @@ def check_outputs(
     error = _compare_to_reference(reference, rows, kept, axes or {}, selection, tolerance)
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
-    between = [_compute_distance(one, other) for one, other in combinations(before, 2)]
+    between = [_compute_distance(first, second) for first, second in combinations(before, 2)]
     return OutputCheck(
         checked=len(kept),
         passed=bool(kept) and not problems,
@@ -249,7 +251,7 @@ def _compare_to_reference(
     """
     size = count_reference_inputs(reference)
     expected: dict[str, list[np.ndarray]] = {name: [] for name in reference}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in reference}
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in reference}
     for index, got in kept:
         known = rows[index] < size
         for name, array in reference.items():
@@ -258,12 +260,12 @@ def _compare_to_reference(
             own = to_rows(got[name], axes.get(name, 0), len(known)) if known.any() else ()
             if known.any() and len(own) == len(known):
                 expected[name].append(np.asarray(array)[rows[index][known]])
-                found[name].append(own[known])
-    present = [name for name in reference if found[name]]
+                outputs[name].append(own[known])
+    present = [name for name in reference if outputs[name]]
     if not present:
         return None
     wanted, given = (
-        {name: np.concatenate(each[name]) for name in present} for each in (expected, found)
+        {name: np.concatenate(arrays[name]) for name in present} for arrays in (expected, outputs)
     )
     return _compute_distance(wanted, given, selection, tolerance)
 

@@ -101,12 +101,12 @@ class CpuLane:
     def list_spare_arrays(self) -> list[np.ndarray]:
         """Host memory for rotation alone: all but one of the caller's arrays (end-to-end), and of the bindings' buffers."""
         buffers = [
-            each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)
+            arrays for binding in self._bindings[1:] for arrays in (binding.inputs, binding.outputs)
         ]
         return [
             array
-            for each in (*self._batches[int(self._copies) :], *buffers)
-            for array in each.values()
+            for arrays in (*self._batches[int(self._copies) :], *buffers)
+            for array in arrays.values()
         ]
 
 

@@ -55,7 +55,7 @@ class RowNames:
         return f"{prefix}{backend} {precision}{suffix}"
 
     def setting(self, recorded: RecordedMeasurement) -> str:
-        """`threads=2`: the settings that distinguish `one` from others of its build."""
+        """`threads=2`: the settings that distinguish `recorded` from others of its build."""
         return format_settings(
             recorded.measurement.subject.settings, self.differing[get_build_key(recorded)]
         )

@@ -20,7 +20,7 @@ WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
 def pick_baseline(
     measurement: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
 ) -> Measurement | None:
-    """The newest of `others` with the settings of `found`, otherwise the fastest, VALID ones first.
+    """The newest of `others` with the settings of `measurement`, otherwise the fastest, VALID ones first.
 
     The fastest flatters nothing that is compared with it. None if `others` is empty.
     """

@@ -38,7 +38,7 @@ def check_int8_speed(
     *,
     can_profile: bool = True,
 ) -> Reason | None:
-    """A reason if `found` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
+    """A reason if `measurement` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
 
     None if it is clearly faster, or if nothing was measured to tell. `cause` is a known cause of slowness.
     `can_profile` is False for a module in memory, which no command can name.
@@ -53,7 +53,7 @@ def check_int8_speed(
 
 
 def find_wider(measurement: Measurement, others: Sequence[Measurement]) -> Measurement | None:
-    """The build that INT8 or FP8 `found` is compared with: one of `others` in the preferred wider type, with the same runtime and load.
+    """The build that an INT8 or FP8 one is compared with: one of `others` in the preferred wider type, with the same runtime and load.
 
     None if there is none.
     """

@@ -131,8 +131,9 @@ class Metric:
         return None if estimate is None else estimate.value
 
     def read_row(self, row: ComparisonRow) -> Estimate | None:
-        """The figure of a row of a comparison, if rows have it."""
-        return None
+        """The figure of a row of a comparison; None if it has none. Those of no other place lie in `ComparisonRow.figures`."""
+        figure = row.figures.get(self.name)
+        return None if figure is None else figure.estimate
 
     def explain_missing(self, measured: Measurement) -> str:
         """Why a VALID process has no figure: a clause."""

@@ -164,7 +164,18 @@ def keep_packages_note(computed: str | None, stored: str | None) -> str | None:
     return computed if computed is None else computed + mark + said
 
 
-class Energy(Metric):
+class EnergyCounterMetric(Metric):
+    """What follows from the energy counter of a GPU, which one sensor feeds."""
+
+    mark = "≈ "
+    sensor_share = SENSOR_SHARE
+    is_optional = True
+    remedy = "measure it on a GPU"
+    least_seconds = ENERGY_SECONDS
+    needs_gpu = True
+
+
+class Energy(EnergyCounterMetric):
     """Energy per image or sample: mean power over the measured window times the time per image.
 
     The driver's energy counter moves in steps, and power readings of this class of GPU sample only a part of the time (arXiv
@@ -174,14 +185,8 @@ class Energy(Metric):
 
     name = "energy"
     column = "energy_j"
-    mark = "≈ "
     title = "energy"
     dimension = Dimension.ENERGY
-    sensor_share = SENSOR_SHARE
-    is_optional = True
-    remedy = "measure it on a GPU"
-    least_seconds = ENERGY_SECONDS
-    needs_gpu = True
 
     def compute(self, window: Window) -> Estimate | str:
         power = measure_power(window)
@@ -211,7 +216,7 @@ class Energy(Metric):
 ENERGY = Energy()
 
 
-class Power(Metric):
+class Power(EnergyCounterMetric):
     """Mean power of the GPU during a measurement, from the energy counter: what a rack, a cap, and a cooler must bear.
 
     A process's interval is left to the processes; the sensor's tolerance is that of ENERGY, which is the same reading.
@@ -219,21 +224,11 @@ class Power(Metric):
 
     name = "power"
     column = "power_w"
-    mark = "≈ "
     title = "power"
     dimension = Dimension.POWER
-    sensor_share = SENSOR_SHARE
-    is_optional = True
-    remedy = "measure it on a GPU"
-    least_seconds = ENERGY_SECONDS
-    needs_gpu = True
 
     def compute(self, window: Window) -> Estimate | str:
         return measure_power(window)
-
-    def read_row(self, row: ComparisonRow) -> Estimate | None:
-        figure = row.figures.get(self.name)
-        return None if figure is None else figure.estimate
 
 
 class LoadTime(Metric):
@@ -250,10 +245,6 @@ class LoadTime(Metric):
     in_history = False
     is_optional = True
     is_witnessed = True
-
-    def read_row(self, row: ComparisonRow) -> Estimate | None:
-        figure = row.figures.get(self.name)
-        return None if figure is None else figure.estimate
 
 
 class BuildTime(Metric):
@@ -274,7 +265,7 @@ class BuildTime(Metric):
         return None if row.build_s is None else Estimate(row.build_s * 1e9, note=note)
 
 
-class Efficiency(Metric):
+class Efficiency(EnergyCounterMetric):
     """Images, or samples of another kind, per second per watt: the reciprocal of the energy of one.
 
     It is judged and shown from the figures of ENERGY, with the bounds swapped, so that both always say the same.
@@ -282,14 +273,10 @@ class Efficiency(Metric):
 
     name = "efficiency"
     column = "efficiency_per_s_w"
-    mark = "≈ "
     title = "performance per watt"
     dimension = Dimension.EFFICIENCY
     higher_is_better = True
-    is_optional = True
-    remedy = "measure it on a GPU"
-    least_seconds = ENERGY_SECONDS
-    needs_gpu = True
+    sensor_share = 0.0  # the figures of ENERGY allow for it
     inverse_of = ENERGY
 
     def read_row(self, row: ComparisonRow) -> Estimate | None:

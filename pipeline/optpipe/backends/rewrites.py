@@ -234,14 +234,14 @@ def compare_values(before: NDArray[Any], after: NDArray[Any]) -> float:
         return 0.0
     if before.dtype.kind not in "fcV":
         return float(np.mean(before != after))
-    old, two = (values.astype(np.float64) for values in (before, after))
+    old, new = (values.astype(np.float64) for values in (before, after))
     finite = np.isfinite(old)
-    if not np.array_equal(old[~finite], two[~finite], equal_nan=True):
+    if not np.array_equal(old[~finite], new[~finite], equal_nan=True):
         return np.inf
-    if not np.isfinite(two[finite]).all():
+    if not np.isfinite(new[finite]).all():
         return np.inf
     norm = float(np.linalg.norm(old[finite]))
-    off = float(np.linalg.norm(two[finite] - old[finite]))
+    off = float(np.linalg.norm(new[finite] - old[finite]))
     return off / max(norm, SMALLEST_NORM)
 
 

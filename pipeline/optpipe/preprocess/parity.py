@@ -32,6 +32,7 @@ from optpipe.core.transform import (
 )
 from optpipe.core.verdict import Verdict
 from optpipe.core.wording import Argument
+from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import (
     MAX_IMAGE_BYTES,
@@ -256,8 +257,8 @@ def prove_parity(
     """Compares on `samples`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
     `labels` are the samples' classes; `decoder` compares the predictions of a detector or segmenter. Rows of a `selection` are
-    compared as sets. Raises BadInputError if DALI
-    decodes none of the images. Returns the record, one row per image as `proof` describes, and the worst images.
+    compared as sets. Raises BadInputError if DALI decodes none of the images. Returns the record, one row per image as `proof`
+    describes, and the worst images.
     """
     files = [(file.path, path) for file, path in zip(samples.files, samples.paths, strict=True)]
     truth = (
@@ -270,29 +271,13 @@ def prove_parity(
     with listener.step("parity", total=len(files)) as step:
         for batch in compare_images(files, pixels, threads):
             if batch:
-                both = infer(
-                    np.stack(
-                        [getattr(image, side) for side in ("reference", "got") for image in batch]
-                    )
+                outputs = _infer_both(batch, infer)
+                parts.append(
+                    _rows_from_batch(batch, outputs, truth, selection, classifies=classifies)
                 )
-                halves = slice(len(batch)), slice(len(batch), None)
-                outputs = [{name: value[half] for name, value in both.items()} for half in halves]
-                aligned = align_rows(
-                    outputs[0], outputs[1], selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]
-                )
-                first = (next(iter(named.values())) for named in (outputs[0], aligned))
-                columns = {
-                    "image": [image.name for image in batch],
-                    "mean_levels": [image.mean_levels for image in batch],
-                    "max_levels": [image.max_levels for image in batch],
-                    "class": [truth.get(image.name) for image in batch],
-                }
-                measured = pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
-                parts.append(measured.hstack(rows_from_outputs(*first, classifies=classifies)))
-                for known, given in zip(decoded, outputs, strict=True):
-                    known += (
-                        decoder.decode(given, [image.name for image in batch]) if decoder else []
-                    )
+                names = [image.name for image in batch]
+                for known, side in zip(decoded, outputs, strict=True):
+                    known += decoder.decode(side, names) if decoder else []
             worst = sorted([*worst, *batch], key=lambda image: -image.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
@@ -302,26 +287,70 @@ def prove_parity(
     rows = pl.concat(parts)
     if decoder:
         rows = decoder.add_columns(rows, *decoded)
-    task, refused = decoder.task if decoder else None, len(pixels.refused)
-    record = ParityRecord(
-        proof_from_rows(rows, trained=trained, classifies=classifies, refused=refused, task=task),
-        images=rows.height,
-        steps=tuple(pixels.steps),
-        far=sum(
-            not is_near(*levels)
-            for levels in zip(rows["mean_levels"], rows["max_levels"], strict=True)
-        ),
-        refused=tuple(pixels.refused),
-    )
+    task = decoder.task if decoder else None
+    record = _record_from_rows(rows, pixels, task, trained=trained, classifies=classifies)
     if record.far:  # a verdict over all images hides single ones
-        limits = f"mean over {NEAR_MEAN_LEVELS:g} or max over {NEAR_MAX_LEVELS:g} levels"
-        farthest = (
-            f"{worst[0].name} (mean {worst[0].mean_levels:.1f}, max {worst[0].max_levels:.0f})"
-        )
-        listener.warn(
-            f"{record.far} of {record.images} images differ visibly ({limits}); worst: {farthest}"
-        )
+        _warn_of_far_images(record, worst[0], listener)
     return record, rows, worst
+
+
+def _infer_both(
+    batch: Sequence[ComparedImage], infer: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+) -> list[dict[str, np.ndarray]]:
+    """The model's outputs (images, ...) by name, of the reference's tensors and of DALI's."""
+    tensors = [getattr(image, side) for side in ("reference", "got") for image in batch]
+    both = infer(np.stack(tensors))
+    halves = slice(len(batch)), slice(len(batch), None)
+    return [{name: output[half] for name, output in both.items()} for half in halves]
+
+
+def _rows_from_batch(
+    batch: Sequence[ComparedImage],
+    outputs: Sequence[Mapping[str, np.ndarray]],
+    truth: Mapping[str, int],
+    selection: Selection,
+    *,
+    classifies: bool,
+) -> pl.DataFrame:
+    """One row per image: its differences in pixels, its class if known, and the errors of the model's first output."""
+    reference, got = outputs
+    aligned = align_rows(reference, got, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
+    first = (next(iter(named.values())) for named in (reference, aligned))
+    columns = {
+        "image": [image.name for image in batch],
+        "mean_levels": [image.mean_levels for image in batch],
+        "max_levels": [image.max_levels for image in batch],
+        "class": [truth.get(image.name) for image in batch],
+    }
+    pixels = pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
+    return pixels.hstack(rows_from_outputs(*first, classifies=classifies))
+
+
+def _record_from_rows(
+    rows: pl.DataFrame,
+    pixels: PixelDifferences,
+    task: TaskContract | None,
+    *,
+    trained: bool,
+    classifies: bool,
+) -> ParityRecord:
+    refused = tuple(pixels.refused)
+    proof = proof_from_rows(
+        rows, trained=trained, classifies=classifies, refused=len(refused), task=task
+    )
+    differences = zip(rows["mean_levels"], rows["max_levels"], strict=True)
+    far = sum(not is_near(*levels) for levels in differences)
+    return ParityRecord(
+        proof, images=rows.height, steps=tuple(pixels.steps), far=far, refused=refused
+    )
+
+
+def _warn_of_far_images(record: ParityRecord, worst: ComparedImage, listener: Listener) -> None:
+    limits = f"mean over {NEAR_MEAN_LEVELS:g} or max over {NEAR_MAX_LEVELS:g} levels"
+    farthest = f"{worst.name} (mean {worst.mean_levels:.1f}, max {worst.max_levels:.0f})"
+    listener.warn(
+        f"{record.far} of {record.images} images differ visibly ({limits}); worst: {farthest}"
+    )
 
 
 def is_near(mean_levels: float, max_levels: float) -> bool:
@@ -572,64 +601,75 @@ def compare_training_transform(
     """Compares the card's transform and its DALI pipeline with a user's, and writes a picture to `folder`."""
     paths = dict(zip((file.path for file in samples.files), samples.paths, strict=True))
     transform = Transform((*transform.steps[:-1], structs.replace(transform.pack, order="HWC")))
-    pixels, kept = PixelDifferences(transform, plan), list[ComparedImage]()
-    card, dali = (StepDifference(name, 0.0, 0.0, 0.0, 0) for name in ("card", "DALI"))
-    with listener.step("compare", total=len(paths)) as step:
-        for batch in compare_images(list(paths.items()), pixels):
-            for image in batch:
-                got = training.apply(paths[image.name])
-                *both, wanted = (
-                    _levels_from_tensor(tensor, transform)
-                    for tensor in (image.reference, image.got, got)
-                )
-                levels, ours = (_compute_difference(tensor, wanted) for tensor in both)
-                card, dali = add_image(card, levels), add_image(dali, ours)
-                kept.append(
-                    replace(
-                        image,
-                        got=got,
-                        mean_levels=float(levels.mean()),
-                        max_levels=float(levels.max()),
-                    )
-                )
-            kept.sort(key=lambda image: -image.mean_levels)
-            kept[3:] = kept[3:][-1:]  # the most different three, and the least
-            step.advance(len(batch))
+    pixels = PixelDifferences(transform, plan)
+    kept, card, dali = _compare_results(training, paths, pixels, listener)
     for refused in pixels.refused:
         listener.warn(
             f"{refused.image} is left out, because DALI cannot decode it: {refused.reason}"
         )
     if not kept:
         raise BadInputError(f"DALI could not decode any of the {len(paths)} images")
-    verdict, changes, differences = Verdict.PASS, dict[str, str](), [card, dali]
+
+    verdict, step, differences = Verdict.PASS, None, [card, dali]
     most = f"{TOLERANCE_LEVELS:g} of 255 levels"
     reason = f"{training.text} equals the card's transform: no value differs by more than {most}"
     if round(card.max_levels, 2) > TOLERANCE_LEVELS:
+        tried = [(paths[image.name], image.got) for image in kept]
         with listener.step("explain"):
-            changes, left = explain_difference(
-                transform, [(paths[image.name], image.got) for image in kept]
-            )
-        verdict, differences = Verdict.FAIL, [card, dali, left]
-        explained = (
-            is_near(left.mean_levels, left.max_levels) and left.mean_levels <= card.mean_levels / 4
-        )
-        unknown = "" if explained else ", and no change of the card explains it; the nearest is"
-        changed = "; in ".join(f"{step}: {change}" for step, change in changes.items())
-        reason = f"{training.text} differs from the card's transform{unknown} in {changed}"
+            changes, left = explain_difference(transform, tried)
+        verdict, step, differences = Verdict.FAIL, next(iter(changes), None), [card, dali, left]
+        reason = f"{training.text} differs from the card's transform{_describe_changes(changes, card, left)}"
+
     worst = save_side_by_side(
         folder / f"{make_file_name(model)}.png", kept[0], transform, paths[kept[0].name]
     )
-    worst, first = replace(worst, file=str(folder / worst.file)), next(iter(changes), None)
-    images = ImagesRecord(str(samples.root), len(paths))
     return AgainstRecord(
         model=model,
         transform=training.text,
         given=training.given,
-        images=images,
+        images=ImagesRecord(str(samples.root), len(paths)),
         verdict=verdict,
         reason=reason,
-        step=first,
+        step=step,
         tolerance_levels=TOLERANCE_LEVELS,
         differences=tuple(differences),
-        worst=worst,
+        worst=replace(worst, file=str(folder / worst.file)),
     )
+
+
+def _compare_results(
+    training: TrainingTransform,
+    paths: Mapping[str, Path],
+    pixels: PixelDifferences,
+    listener: Listener,
+) -> tuple[list[ComparedImage], StepDifference, StepDifference]:
+    """The most different three images and the least different one, with the user's result as `got`; the card's difference, and DALI's."""
+    kept: list[ComparedImage] = []
+    card, dali = (StepDifference(name, 0.0, 0.0, 0.0, 0) for name in ("card", "DALI"))
+    with listener.step("compare", total=len(paths)) as step:
+        for batch in compare_images(list(paths.items()), pixels):
+            for image in batch:
+                got = training.apply(paths[image.name])
+                *both, wanted = (
+                    _levels_from_tensor(tensor, pixels.transform)
+                    for tensor in (image.reference, image.got, got)
+                )
+                levels, ours = (_compute_difference(tensor, wanted) for tensor in both)
+                card, dali = add_image(card, levels), add_image(dali, ours)
+                mean, most = float(levels.mean()), float(levels.max())
+                kept.append(replace(image, got=got, mean_levels=mean, max_levels=most))
+            kept.sort(key=lambda image: -image.mean_levels)
+            kept[3:] = kept[3:][-1:]
+            step.advance(len(batch))
+    return kept, card, dali
+
+
+def _describe_changes(
+    changes: Mapping[str, str], card: StepDifference, left: StepDifference
+) -> str:
+    """The changes of the card, by step, that leave the difference `left`, and whether they explain that of the `card`."""
+    explained = (
+        is_near(left.mean_levels, left.max_levels) and left.mean_levels <= card.mean_levels / 4
+    )
+    unknown = "" if explained else ", and no change of the card explains it; the nearest is"
+    return f"{unknown} in " + "; in ".join(f"{step}: {change}" for step, change in changes.items())

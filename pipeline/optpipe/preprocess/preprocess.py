@@ -8,10 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
+import polars as pl
 
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.selections import read_selection
 from optpipe.core.card import ModelCard, Task, require_matching_input
+from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener, run_step
 from optpipe.core.process import redirect_output
@@ -34,10 +36,12 @@ from optpipe.preprocess.dali_graph import require_translatable
 from optpipe.preprocess.dali_pipeline import (
     PIPELINE,
     DaliPlan,
+    PreprocessingInfo,
     build_preprocessing_artifact,
     require_dali,
 )
 from optpipe.preprocess.parity import (
+    ComparedImage,
     TrainingTransform,
     compare_training_transform,
     prove_parity,
@@ -46,7 +50,9 @@ from optpipe.preprocess.parity import (
 from optpipe.preprocess.proof import (
     AgainstRecord,
     ImagesRecord,
+    ParityRecord,
     PipelineRecord,
+    PredictionDecoder,
     PreprocessRecord,
     RefusedImage,
     open_prediction_decoder,
@@ -59,11 +65,12 @@ from optpipe.preprocess.throughput import (
     warm_page_cache,
     warn_about_other_load,
 )
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.places import find_shipped_folder
-from optpipe.workspace.runs import finish_run, open_run
+from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
 
 MAX_SECONDS = 600.0
@@ -91,6 +98,28 @@ class PreprocessRequest:
             raise BadInputError("must be at least 1", argument=Argument("limit", self.limit))
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """An exported model with image preprocessing, and the images on which its pipeline is proven."""
+
+    exported: Entry[ModelInfo]
+    card: ModelCard
+    transform: Transform
+    samples: ImageSet
+    unreadable: Sequence[tuple[Path, str]]
+    """Images that the model's own loader cannot read either, with the reason."""
+    labels: Sequence[int] | None
+    decoder: PredictionDecoder | None
+
+    @property
+    def trained(self) -> bool:
+        return self.exported.info.weights.trained
+
+    @property
+    def classifies(self) -> bool:
+        return self.card.task is Task.CLASSIFICATION
+
+
 def derive_preprocessing(
     model: Model, request: PreprocessRequest, store: Store, listener: Listener
 ) -> PreprocessRecord:
@@ -101,6 +130,57 @@ def derive_preprocessing(
     """
     require_dali()
     store.require_writable()
+    subject = _prepare_subject(model, request, store, listener)
+
+    speed: ThroughputTuning | None = None
+    times: tuple[Throughput, ...] = ()
+    plan = request.plan
+    if request.throughput:
+        speed, times = _tune_throughput(subject, request, listener)
+        plan = speed.dali.plan or plan  # the fastest plan is proven and stored
+
+    artifact = run_step(
+        "pipeline",
+        listener,
+        build_preprocessing_artifact,
+        subject.card,
+        subject.transform,
+        plan,
+        subject.exported.id,
+        store,
+        listener,
+    )
+    parity, rows, most_different = _prove_subject(subject, plan, listener)
+
+    with open_run(store.workspace, "preprocess") as run:
+        write_parquet(run.path / ROWS, rows)
+        if times:
+            write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
+        worst = tuple(
+            save_side_by_side(run.path / f"worst-{rank}.png", image, subject.transform)
+            for rank, image in enumerate(most_different, 1)
+        )
+        record = _make_record(subject, artifact, plan, replace(parity, worst=worst), speed, run)
+        write_bytes(run.path / PREPROCESSING, json_from_record(record))
+        finish_run(
+            run,
+            parents=(artifact.id, subject.exported.id),
+            model=subject.card.name,
+            trained=subject.trained,
+        )
+
+    # The stored record names no folder of this machine; the shown one does.
+    return replace(
+        record,
+        run_dir=str(run.path),
+        pipeline=replace(record.pipeline, path=str(artifact.file(PIPELINE))),
+        images=replace(record.images, folder=str(subject.samples.root)),
+    )
+
+
+def _prepare_subject(
+    model: Model, request: PreprocessRequest, store: Store, listener: Listener
+) -> _Subject:
     # the export may take minutes: reject unusable images first
     given = (
         None if request.images is None else read_images(request.images, request.limit, 0, listener)
@@ -109,86 +189,83 @@ def derive_preprocessing(
     exported = run_step("export", listener, export_model, model, store, listener, stored)
     card = read_stored_card(exported)
     transform = require_image_transform(card)
+
     samples, unreadable = given or read_images(choose_images(card), request.limit, 0, listener)
     labels = read_labels(samples, card, listener)
     trained = exported.info.weights.trained
     decoder = open_prediction_decoder(card, samples, listener) if trained else None
-    speed: ThroughputTuning | None = None
-    times: tuple[Throughput, ...] = ()
-    plan = request.plan
-    if request.throughput:
-        warm_page_cache(samples.paths)
-        seconds, fixed = request.seconds, request.fixed
-        speed, times = tune_preprocessing(
-            samples.paths, transform, plan, count_cores(), seconds, listener, fixed
-        )
-        for throughput in (speed.dataloader, speed.dali):
-            warn_about_other_load(throughput.other_cpu_cores, throughput.implementation, listener)
-        plan = speed.dali.plan or plan  # the fastest plan is proven and stored
-    artifact = run_step(
-        "pipeline",
+    return _Subject(exported, card, transform, samples, unreadable, labels, decoder)
+
+
+def _tune_throughput(
+    subject: _Subject, request: PreprocessRequest, listener: Listener
+) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
+    """As `tune_preprocessing`, from files that lie in memory; warns if other processes disturbed the winners."""
+    paths = subject.samples.paths
+    warm_page_cache(paths)
+    speed, times = tune_preprocessing(
+        paths,
+        subject.transform,
+        request.plan,
+        count_cores(),
+        request.seconds,
         listener,
-        build_preprocessing_artifact,
-        card,
-        transform,
-        plan,
-        exported.id,
-        store,
-        listener,
+        request.fixed,
     )
-    decodes, boxes = decoder is not None, decoder is not None and lacks_image_axis(card)
+    for throughput in (speed.dataloader, speed.dali):
+        warn_about_other_load(throughput.other_cpu_cores, throughput.implementation, listener)
+    return speed, times
+
+
+def _prove_subject(
+    subject: _Subject, plan: DaliPlan, listener: Listener
+) -> tuple[ParityRecord, pl.DataFrame, Sequence[ComparedImage]]:
+    """As `prove_parity`, on the outputs of the exported model."""
+    graph, card, decoder = subject.exported.file(ONNX), subject.card, subject.decoder
+    boxes = decoder is not None and lacks_image_axis(card)
     with (
-        open_model_function(exported.file(ONNX), card, every=decodes, boxes=boxes) as infer,
+        open_model_function(graph, card, every=decoder is not None, boxes=boxes) as infer,
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
     ):  # DALI's decoders print messages about odd files
-        parity, rows, most_different = prove_parity(
-            samples,
-            transform,
+        return prove_parity(
+            subject.samples,
+            subject.transform,
             plan,
             infer,
             listener,
-            labels=labels,
-            trained=trained,
-            classifies=card.task is Task.CLASSIFICATION,
+            labels=subject.labels,
+            trained=subject.trained,
+            classifies=subject.classifies,
             threads=count_cores(),
             decoder=decoder,
-            selection=read_selection(exported.file(ONNX)),
+            selection=read_selection(graph),
         )
-    with open_run(store.workspace, "preprocess") as run:
-        write_parquet(run.path / ROWS, rows)
-        worst = enumerate(most_different, 1)
-        saved = tuple(
-            save_side_by_side(run.path / f"worst-{rank}.png", image, transform)
-            for rank, image in worst
-        )
-        if times:
-            write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
-        pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
-        skipped = tuple(RefusedImage(path.name, reason) for path, reason in unreadable)
-        record = PreprocessRecord(
-            model=card.name,
-            classifies=card.task is Task.CLASSIFICATION,
-            trained=trained,
-            pipeline=PipelineRecord(
-                artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])
-            ),
-            images=ImagesRecord(samples.name, len(samples.files), skipped),
-            parity=replace(parity, worst=saved),
-            throughput=speed,
-            verdict=parity.proof.verdict,
-            run_dir=run.name,
-            task=card.task,
-            model_sha256=hash_model(exported.manifest),
-        )
-        write_bytes(run.path / PREPROCESSING, json_from_record(record))
-        finish_run(run, parents=(artifact.id, exported.id), model=card.name, trained=trained)
-    # The stored record names no folder of this machine; the shown one does.
-    return replace(
-        record,
-        run_dir=str(run.path),
-        pipeline=replace(record.pipeline, path=str(pipeline)),
-        images=replace(record.images, folder=str(samples.root)),
+
+
+def _make_record(
+    subject: _Subject,
+    artifact: Entry[PreprocessingInfo],
+    plan: DaliPlan,
+    parity: ParityRecord,
+    speed: ThroughputTuning | None,
+    run: OpenRun,
+) -> PreprocessRecord:
+    pipeline, samples = artifact.file(PIPELINE), subject.samples
+    steps = tuple(subject.transform.to_dict()["steps"])
+    skipped = tuple(RefusedImage(path.name, reason) for path, reason in subject.unreadable)
+    return PreprocessRecord(
+        model=subject.card.name,
+        classifies=subject.classifies,
+        trained=subject.trained,
+        pipeline=PipelineRecord(artifact.id, pipeline.name, artifact.sha256(PIPELINE), plan, steps),
+        images=ImagesRecord(samples.name, len(samples.files), skipped),
+        parity=parity,
+        throughput=speed,
+        verdict=parity.proof.verdict,
+        run_dir=run.name,
+        task=subject.card.task,
+        model_sha256=hash_model(subject.exported.manifest),
     )
 
 

@@ -6,8 +6,8 @@ and ends when none is. Triton's own Model Analyzer measures each configuration o
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, takewhile
 from pathlib import Path
@@ -39,9 +39,9 @@ from optpipe.deploy.requests import list_expected
 from optpipe.deploy.server import ServerProgram, run_server
 from optpipe.deploy.triton_config import CONFIG, read_config, write_config
 from optpipe.measure.trials import iterate_arrivals
-from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.stats.percentiles import summary_from_ns
-from optpipe.stats.ratio import alternate, compute_exchange_p_value, ratio_from_rounds
+from optpipe.stats.ratio import Ratio, alternate, compute_exchange_p_value, ratio_from_rounds
 from optpipe.workspace.file_names import POLICY
 from optpipe.workspace.files import delete_tree, write_bytes, write_json
 from optpipe.workspace.seal import seal_folder
@@ -65,6 +65,25 @@ Setting = tuple[int, int, tuple[int, ...]]
 """Instances, the largest queue delay in µs, and preferred batch sizes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What every candidate is loaded with, and the policy's strictest limit of latency."""
+
+    inputs: Mapping[str, np.ndarray]
+    rate_per_s: float | None
+    about: str
+    limit: Criterion | None
+
+    def allows(self, latency_ns: Iterable[int]) -> bool:
+        """Whether the latencies are shown to be within the limit."""
+        if self.limit is None:
+            return True
+        percent = percent_from_name(self.limit.metric)
+        summary = summary_from_ns(np.fromiter(latency_ns, np.int64), (percent,))
+        shown = summary.percentile(percent)
+        return shown is not None and shown.is_at_most(float(self.limit.threshold))
+
+
 def tune_deployment(
     checked: CheckedDeployment,
     program: ServerProgram,
@@ -77,89 +96,124 @@ def tune_deployment(
     A candidate is loaded for `seconds` in each step. Raises MissingError if the server lacks the engine's backend, StageError with
     the server's reason if it does not load a candidate.
     """
-    folder, record = checked.folder, checked.record
-    policy = policy_from_toml(checked.files.read(POLICY), str(folder / POLICY))
-    limits = [criterion for criterion in policy.criteria if criterion.is_of(LATENCY)]
-    limit = min(limits, key=lambda criterion: float(criterion.threshold), default=None)
-    percent = percent_from_name(limit.metric) if limit else 50.0
-    loads = loads_from_policy(policy, checked.card.batch_range[2])
-    load = next((load for load in loads if load.rate_per_s is not None), None)
-    known = next(list_expected(folder, record, checked.card)).inputs
-    wanted, rows = fill_load(checked, load or replace(next(iter(loads)), batch_size=1), known)
-    about = str(wanted) if load else f"{IN_FLIGHT} requests of one sample in flight"
-    config = read_config(folder / MODELS / record.engine / CONFIG)
-    instances = sum(group.count for group in config.instance_group)
-    batching = config.dynamic_batching
-    best: Setting = (
-        instances,
-        batching.max_queue_delay_microseconds,
-        tuple(batching.preferred_batch_size),
-    )
+    load = _choose_load(checked)
+    config = read_config(checked.folder / MODELS / checked.record.engine / CONFIG)
+    best = _setting_from_config(config)
     tried, steps, server = {best}, list[dict[str, object]](), ""
     while candidates := [
         setting for setting in dict.fromkeys(_list_neighbors(best, config)) if setting not in tried
     ]:
         tried |= set(candidates)
-        seed, text = randbits(32), f"{len(candidates)} candidates and {_describe(best)}, {about}"
-        with listener.step(text), store.scratch("tune") as scratch:
-            names = {
-                setting: f"candidate_{number}" for number, setting in enumerate((best, *candidates))
+        seed, share = randbits(32), ERROR_RATE / len(candidates)
+        text = f"{len(candidates)} candidates and {_describe(best)}, {load.about}"
+        with listener.step(text):
+            rounds, server = _measure_settings(
+                checked, program, load, (best, *candidates), seconds, seed, store
+            )
+        figures = {setting: list(map(fmean, rounds[setting])) for setting in rounds}
+        better = {
+            setting: ratio
+            for setting in candidates
+            if (ratio := _compare_settings(figures[best], figures[setting], share)) is not None
+            and load.allows(chain.from_iterable(rounds[setting]))
+        }
+        steps.append(
+            {
+                "load": load.about,
+                "server": server,
+                "seed": seed,
+                "before": _describe(best),
+                "confidence": 1 - share,
+                "rounds_ns": {_describe(setting): figures[setting] for setting in figures},
+                "shown_better": {
+                    _describe(setting): [ratio.value, *ratio.ci]
+                    for setting, ratio in better.items()
+                },
             }
-            _write_candidates(checked, program, names, scratch.resolve() / MODELS)
-            with run_server(program, scratch.resolve() / MODELS, scratch.resolve()) as (
-                _,
-                url,
-                server,
-            ):
-                rate, given = wanted.rate_per_s, name_inputs(checked.serving, rows)
-                trials = {
-                    name: _make_trial(url, name, given, rate, seconds / ROUNDS)
-                    for name in names.values()
-                }
-                for trial in trials.values():
-                    trial()  # warms the model and the connections up
-                rounds = alternate(trials, ROUNDS, seed)
-        figures = {
-            setting: [fmean(latencies) for latencies in rounds[name]]
-            for setting, name in names.items()
-        }
-        share, better = ERROR_RATE / len(candidates), {}
-        for setting in candidates:
-            ratio = ratio_from_rounds(figures[best], figures[setting], 1 - share)
-            chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[setting]))
-            latencies = np.fromiter(chain.from_iterable(rounds[names[setting]]), np.int64)
-            shown = summary_from_ns(latencies, (percent,)).percentile(percent)
-            kept = limit is None or (shown is not None and shown.is_at_most(float(limit.threshold)))
-            if ratio.value < 1 and chance <= share and kept:
-                better[setting] = ratio
-        step = {
-            "load": about,
-            "server": server,
-            "seed": seed,
-            "before": _describe(best),
-            "confidence": 1 - share,
-        }
-        figures_ns = {_describe(setting): values for setting, values in figures.items()}
-        faster = {_describe(setting): [ratio.value, *ratio.ci] for setting, ratio in better.items()}
-        steps.append({**step, "rounds_ns": figures_ns, "shown_better": faster})
+        )
         if not better:
             break
         before, best = best, min(better, key=lambda setting: better[setting].value)
         listener.inform(
             f"{_describe(best)}: latency {better[best]} times that of {_describe(before)}"
         )
+    why = f"tuned on {server}, {load.about}: no better setting was found after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
+    _write_best(checked, config, best, steps, why)
+
+
+def _choose_load(checked: CheckedDeployment) -> _Load:
+    """The policy's load with a rate, or else IN_FLIGHT requests of one sample."""
+    policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
+    limits = [criterion for criterion in policy.criteria if criterion.is_of(LATENCY)]
+    limit = min(limits, key=lambda criterion: float(criterion.threshold), default=None)
+    loads = loads_from_policy(policy, checked.card.batch_range[2])
+    paced = next((load for load in loads if load.rate_per_s is not None), None)
+    known = next(list_expected(checked.folder, checked.record, checked.card)).inputs
+    wanted, rows = fill_load(checked, paced or replace(next(iter(loads)), batch_size=1), known)
+    about = str(wanted) if paced else f"{IN_FLIGHT} requests of one sample in flight"
+    return _Load(name_inputs(checked.serving, rows), wanted.rate_per_s, about, limit)
+
+
+def _measure_settings(
+    checked: CheckedDeployment,
+    program: ServerProgram,
+    load: _Load,
+    settings: Sequence[Setting],
+    seconds: float,
+    seed: int,
+    store: Store,
+) -> tuple[dict[Setting, list[list[int]]], str]:
+    """The latencies in ns of each setting in each round, as models of one server that take turns; and the server's version."""
+    names = {setting: f"candidate_{number}" for number, setting in enumerate(settings)}
+    with store.scratch("tune") as scratch:
+        folder = scratch.resolve()
+        _write_candidates(checked, program, names, folder / MODELS)
+        with run_server(program, folder / MODELS, folder) as (_, url, server):
+            trials = {
+                name: _make_trial(url, name, load.inputs, load.rate_per_s, seconds / ROUNDS)
+                for name in names.values()
+            }
+            for trial in trials.values():
+                trial()  # warms the model and the connections up
+            rounds = alternate(trials, ROUNDS, seed)
+    return {setting: rounds[name] for setting, name in names.items()}, server
+
+
+def _compare_settings(
+    before: Sequence[float], after: Sequence[float], share: float
+) -> Ratio | None:
+    """The ratio of mean latencies by round if a candidate is shown to be faster, with an error of at most `share`."""
+    ratio = ratio_from_rounds(before, after, 1 - share)
+    chance = max(ratio.p_value, compute_exchange_p_value(before, after))
+    return ratio if ratio.value < 1 and chance <= share else None
+
+
+def _write_best(
+    checked: CheckedDeployment,
+    config: Any,
+    best: Setting,
+    steps: Sequence[Mapping[str, object]],
+    why: str,
+) -> None:
+    """Writes the configuration, its evidence, and its choices into the deployment, and seals it."""
+    folder, record = checked.folder, checked.record
     write_config(_configure(config, best), folder / MODELS / record.engine)
     write_json(folder / TUNING, {"schema_version": 1, "chosen": _describe(best), "steps": steps})
-    why = f"tuned on {server}, {about}: no better setting was found after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
-    values: dict[str, object] = {"instance_group.count": best[0]}
+    instances, delay_us, preferred = best
+    values: dict[str, object] = {"instance_group.count": instances}
     if config.HasField("dynamic_batching"):
-        values |= {DELAY: best[1], PREFERRED: ", ".join(map(str, best[2])) or "none"}
+        values |= {DELAY: delay_us, PREFERRED: ", ".join(map(str, preferred)) or "none"}
     choices = {choice.setting: choice for choice in record.choices}
     choices |= {name: Choice(name, str(value), why) for name, value in values.items()}
-    write_bytes(
-        folder / DEPLOYMENT, json_from_record(replace(record, choices=tuple(choices.values())))
-    )
+    tuned = replace(record, choices=tuple(choices.values()))
+    write_bytes(folder / DEPLOYMENT, json_from_record(tuned))
     seal_folder(folder)
+
+
+def _setting_from_config(config: Any) -> Setting:
+    batching = config.dynamic_batching
+    instances = sum(group.count for group in config.instance_group)
+    return instances, batching.max_queue_delay_microseconds, tuple(batching.preferred_batch_size)
 
 
 def _describe(setting: Setting) -> str:

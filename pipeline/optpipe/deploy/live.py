@@ -4,7 +4,8 @@ The endpoint speaks the KServe v2 protocol over HTTP or gRPC, as Triton does. A 
 (INCONCLUSIVE); another model, version, configuration or output, and a single failed request are a FAIL.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import ceil
@@ -14,11 +15,13 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
+import numpy.typing as npt
 
 from optpipe.core import LazyModule
 from optpipe.core.errors import BadInputError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.load import LoadSpec
+from optpipe.core.measurement import LatencySummary
 from optpipe.core.percentile_names import format_percentile_name, percent_from_name
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import group_pairs
@@ -115,45 +118,20 @@ def _replay_live(
             + Argument("check", "URL")
             + " needs one to triton"
         )
-    policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
-    loads = loads_from_policy(policy, checked.card.batch_range[2]) if load is not None else {}
-    if load is not None and not any(loads.values()):
-        raise BadInputError(
-            f"{checked.folder / POLICY} limits no latency, so there is nothing to judge",
-            argument="load",
-        )
-    place = parts.netloc + parts.path.rstrip("/")
-    record = checked.record
-    expected = list(list_expected(checked.folder, record, checked.card))
-    times = TEXT_TIMES if protocol == "http" else 1
-    most = bound_answer(expected, checked.card.batch_range[2], times)
-    secure = parts.scheme.endswith("s")
-    connect = partial(open_client, protocol, place, secure=secure, answer_bytes=most)
+    loads = _choose_loads(checked) if load is not None else {}
+    expected = list(list_expected(checked.folder, checked.record, checked.card))
+    connect = _make_connector(parts, expected, checked.card.batch_range[2])
     client = connect()
-    notes, comparisons = [], []
     try:
         about = _fetch(client, "server_metadata")
     except StageError as error:
-        lost = (
-            isinstance(error.__cause__, OSError)
-            or "UNAVAILABLE" in str(error)
-            or "DEADLINE" in str(error)
-        )
-        why = str(error) if lost else f"not a server of the KServe v2 protocol: {error}"
-        _, untrusted, detail = why.rpartition("CERTIFICATE_VERIFY_FAILED")
-        if untrusted:
-            why = f"its certificate is not trusted ({detail.strip(']: ')}): SSL_CERT_FILE=FILE names the CA to trust"
-        verdict = Verdict.INCONCLUSIVE if lost else Verdict.FAIL
-        return ProofRecord(url, {}, (), (), verdict, (CriterionResult("server", verdict, why),))
-    server = f"{about.get('name', 'server')} {about.get('version')} at {url}"
-    criteria = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
-    if not any(request.outputs for request in expected):
-        unknown = "the artifact's outputs were not recorded at deployment"
-        notes.append(f"{unknown}: served ones are compared with the source model's")
+        unreached = _judge_unreached(error)
+        return ProofRecord(url, {}, (), (), unreached.verdict, (unreached,))
+
     extensions = about.get("extensions")
     tells = isinstance(extensions, list) and "model_configuration" in extensions
-    if not tells:
-        notes.append("the server does not report its configuration")
+    criteria = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
+    comparisons = []
     for model, asked in group_pairs((request.model, request) for request in expected).items():
         with listener.step(f"{model} over {protocol}"):
             comparison, judged = replay(checked, client, protocol, asked)
@@ -166,21 +144,80 @@ def _replay_live(
         for criterion in criteria
         if criterion.name.startswith("answers.")
     ):
-        for wanted, limits in loads.items():
-            spec, rows = fill_load(checked, wanted, expected[0].inputs)
-            with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
-                given = name_inputs(checked.serving, rows)
-                due = islice(iterate_arrivals(load[1], randbits(32)), load[0])
-                # without a rate its requests follow each other: a latency counts from sending
-                paced = ((None for _ in due), 1) if spec.rate_per_s is None else (due, CONNECTIONS)
-                answers, failed = send_requests(connect, record.engine, given, *paced)
-                criteria.append(
-                    judge_failed(f"answers.{limits[0].name}", len(answers) + len(failed), failed)
-                )
-                if answers and not failed:
-                    criteria += judge_latencies(answers, limits, spec, load[1])
+        criteria += _judge_loads(checked, connect, loads, load, expected[0].inputs, listener)
+
+    server = f"{about.get('name', 'server')} {about.get('version')} at {url}"
+    notes = tuple(_note_unknown(expected, tells=tells))
     verdict = combine_verdicts(criterion.verdict for criterion in criteria)
-    return ProofRecord(server, {}, tuple(comparisons), tuple(notes), verdict, tuple(criteria))
+    return ProofRecord(server, {}, tuple(comparisons), notes, verdict, tuple(criteria))
+
+
+def _choose_loads(checked: CheckedDeployment) -> Mapping[LoadSpec, Sequence[Criterion]]:
+    """The loads of the policy's latency limits. Raises BadInputError if it has none."""
+    policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
+    loads = loads_from_policy(policy, checked.card.batch_range[2])
+    if not any(loads.values()):
+        raise BadInputError(
+            f"{checked.folder / POLICY} limits no latency, so there is nothing to judge",
+            argument="load",
+        )
+    return loads
+
+
+def _make_connector(
+    parts: SplitResult, expected: Sequence[Expected], largest_batch: int
+) -> Callable[[], Client]:
+    """Opens a connection to the server at an address, on which answers are bounded by what is expected."""
+    protocol, secure = parts.scheme.removesuffix("s"), parts.scheme.endswith("s")
+    most = bound_answer(expected, largest_batch, TEXT_TIMES if protocol == "http" else 1)
+    place = parts.netloc + parts.path.rstrip("/")
+    return partial(open_client, protocol, place, secure=secure, answer_bytes=most)
+
+
+def _judge_unreached(error: StageError) -> CriterionResult:
+    """A server that cannot be reached decides nothing; one that speaks another protocol is a FAIL."""
+    lost = (
+        isinstance(error.__cause__, OSError)
+        or "UNAVAILABLE" in str(error)
+        or "DEADLINE" in str(error)
+    )
+    why = str(error) if lost else f"not a server of the KServe v2 protocol: {error}"
+    _, untrusted, detail = why.rpartition("CERTIFICATE_VERIFY_FAILED")
+    if untrusted:
+        why = f"its certificate is not trusted ({detail.strip(']: ')}): SSL_CERT_FILE=FILE names the CA to trust"
+    return CriterionResult("server", Verdict.INCONCLUSIVE if lost else Verdict.FAIL, why)
+
+
+def _note_unknown(expected: Sequence[Expected], *, tells: bool) -> Iterator[str]:
+    if not any(request.outputs for request in expected):
+        unknown = "the artifact's outputs were not recorded at deployment"
+        yield f"{unknown}: served ones are compared with the source model's"
+    if not tells:
+        yield "the server does not report its configuration"
+
+
+def _judge_loads(
+    checked: CheckedDeployment,
+    connect: Callable[[], Client],
+    loads: Mapping[LoadSpec, Sequence[Criterion]],
+    load: tuple[int, float],
+    inputs: Mapping[str, np.ndarray],
+    listener: Listener,
+) -> Iterator[CriterionResult]:
+    """Sends `load`, a number of requests at a rate per second, as each of the policy's `loads`, and judges their latencies."""
+    count, rate_per_s = load
+    for wanted, limits in loads.items():
+        spec, rows = fill_load(checked, wanted, inputs)
+        with listener.step(f"{count:,} requests at {rate_per_s:g}/s, {spec}"):
+            given = name_inputs(checked.serving, rows)
+            due = islice(iterate_arrivals(rate_per_s, randbits(32)), count)
+            # without a rate its requests follow each other: a latency counts from sending
+            paced = ((None for _ in due), 1) if spec.rate_per_s is None else (due, CONNECTIONS)
+            answers, failed = send_requests(connect, checked.record.engine, given, *paced)
+            sent = len(answers) + len(failed)
+            yield judge_failed(f"answers.{limits[0].name}", sent, failed)
+            if answers and not failed:
+                yield from judge_latencies(answers, limits, spec, rate_per_s)
 
 
 def split_address(url: str) -> SplitResult:
@@ -291,69 +328,116 @@ def judge_latencies(
     The first requests, which met a shorter queue than later ones, are left out. Where the server falls behind, latencies have no
     percentile, because they grow as long as requests come: it FAILs a limit that the last half of the requests exceed.
     """
-    ordered = sorted(answers)
-    latency_ns = np.array([answer.latency_ns for answer in ordered], dtype=np.float64)
-    due_ns, end_ns = np.array(ordered, dtype=np.int64).T
-    paced = spec.rate_per_s is not None
-    wanted = rate_per_s if spec.rate_per_s is None else spec.rate_per_s
-    behind = paced and is_falling_behind(due_ns, end_ns, rate_per_s)
-    utilization = estimate_utilization(latency_ns) if paced else 0.0
-    fewest = ceil(FEWEST_RELAXATIONS * compute_relaxation_queries(utilization)) if paced else 0
+    served = _served_from_answers(answers, spec, rate_per_s)
     percents = {percent_from_name(limit.metric) for limit in limits}
     about = f"{spec}; {len(answers):,} requests at {rate_per_s:g}/s, from this client to one running server"
 
     for criterion in limits:
-        limit, percent = float(criterion.threshold), percent_from_name(criterion.metric)
-        late = latency_ns[len(latency_ns) // 2 :] > limit
-        exceeded = behind and bound_late_share(late.tolist()) > 1 - percent / 100
-        transient = count_transient_queries(utilization, percent) if paced else 0
-        kept = latency_ns[min(transient, len(latency_ns) // 2) :]
-        needed = max(fewest, transient + count_queries_needed(utilization, percent))
-        few = paced and len(answers) < needed
-        lower = sorted(other for other in percents if other <= percent)
-        summary = summary_from_ns(kept, lower, FEW_CONFIDENCE if few else CONFIDENCE)
-        shown = None if behind else summary.percentile(percent)
-        interval = None if shown is None else shown.interval
-
-        if exceeded and rate_per_s <= wanted:
-            verdict = Verdict.FAIL
-            why = f"the server falls behind: {late.mean():.0%} of the last {len(late):,} requests took longer"
-        elif behind:
-            verdict = Verdict.INCONCLUSIVE
-            why = (
-                f"the server falls behind, and the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
-                if exceeded
-                else "the server falls behind: its latencies grow, and have not exceeded the limit yet"
-            )
-        elif shown is None or interval is None:
-            verdict, name = Verdict.INCONCLUSIVE, format_percentile_name(percent)
-            why = f"not shown: {summary.withheld.get(name, 'its interval is not known')}"
-        elif len(answers) < fewest:
-            verdict = Verdict.INCONCLUSIVE
-            why = f"requests wait as at a server that is busy {utilization:.0%} of the time, and {len(answers):,} are too few for it"
-        elif interval[0] <= limit < interval[1]:
-            verdict, why = Verdict.INCONCLUSIVE, "the interval includes the limit"
-        elif rate_per_s != wanted and (rate_per_s < wanted) == (shown.value <= limit):
-            verdict = Verdict.INCONCLUSIVE
-            why = f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
-        else:
-            verdict = Verdict.PASS if shown.value <= limit else Verdict.FAIL
-            why = "as measured at this client, from one running server"
+        limit_ns, percent = float(criterion.threshold), percent_from_name(criterion.metric)
+        needed = served.count_needed(percent)
+        summary = served.summarize(percents, percent)
+        shown = None if served.behind else summary.percentile(percent)
+        verdict, why = _judge_latency(served, limit_ns, percent, summary)
 
         more = None
         if verdict is Verdict.INCONCLUSIVE:
             number = f"{needed:,} or more" if needed > len(answers) else "more"
-            more = f"send {number} requests with " + Argument("load", f"NUMBER@{wanted:g}")
-        value = None if shown is None else shown.value
+            load = f"NUMBER@{served.wanted_per_s:g}"
+            more = f"send {number} requests with " + Argument("load", load)
         yield CriterionResult(
             criterion.name,
             verdict,
             why,
             criterion.limit,
             more,
-            value,
-            interval,
-            limit,
+            None if shown is None else shown.value,
+            None if shown is None else shown.interval,
+            limit_ns,
             Dimension.TIME,
             about,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the latencies of one load tell of the server's queue."""
+
+    latency_ns: npt.NDArray[np.float64]
+    """In the order in which the requests were due."""
+    rate_per_s: float
+    wanted_per_s: float
+    """The policy's rate, or `rate_per_s` if it names none."""
+    paced: bool
+    behind: bool
+    utilization: float
+    fewest: int
+    """Requests that a queue as full as this needs at least."""
+
+    def count_transient(self, percent: float) -> int:
+        return count_transient_queries(self.utilization, percent) if self.paced else 0
+
+    def count_needed(self, percent: float) -> int:
+        needed = count_queries_needed(self.utilization, percent)
+        return max(self.fewest, self.count_transient(percent) + needed)
+
+    def summarize(self, percents: Iterable[float], percent: float) -> LatencySummary:
+        """The percentiles up to `percent`, without the first requests; of too few requests with a higher confidence."""
+        few = self.paced and self.latency_ns.size < self.count_needed(percent)
+        lower = sorted(other for other in percents if other <= percent)
+        kept = self.latency_ns[min(self.count_transient(percent), self.latency_ns.size // 2) :]
+        return summary_from_ns(kept, lower, FEW_CONFIDENCE if few else CONFIDENCE)
+
+
+def _served_from_answers(answers: Sequence[Answer], spec: LoadSpec, rate_per_s: float) -> _Served:
+    ordered = sorted(answers)
+    latency_ns = np.array([answer.latency_ns for answer in ordered], dtype=np.float64)
+    due_ns, end_ns = np.array(ordered, dtype=np.int64).T
+    paced = spec.rate_per_s is not None
+    utilization = estimate_utilization(latency_ns) if paced else 0.0
+    return _Served(
+        latency_ns,
+        rate_per_s,
+        wanted_per_s=rate_per_s if spec.rate_per_s is None else spec.rate_per_s,
+        paced=paced,
+        behind=paced and is_falling_behind(due_ns, end_ns, rate_per_s),
+        utilization=utilization,
+        fewest=ceil(FEWEST_RELAXATIONS * compute_relaxation_queries(utilization)) if paced else 0,
+    )
+
+
+def _judge_latency(
+    served: _Served, limit_ns: float, percent: float, summary: LatencySummary
+) -> tuple[Verdict, str]:
+    """The verdict on one limit, and why."""
+    rate_per_s, wanted_per_s, count = served.rate_per_s, served.wanted_per_s, served.latency_ns.size
+    if served.behind:
+        return _judge_falling_behind(served, limit_ns, percent)
+    shown = summary.percentile(percent)
+    if shown is None or shown.interval is None:
+        withheld = summary.withheld.get(
+            format_percentile_name(percent), "its interval is not known"
+        )
+        return Verdict.INCONCLUSIVE, f"not shown: {withheld}"
+    if count < served.fewest:
+        busy = f"requests wait as at a server that is busy {served.utilization:.0%} of the time"
+        return Verdict.INCONCLUSIVE, f"{busy}, and {count:,} are too few for it"
+    if shown.interval[0] <= limit_ns < shown.interval[1]:
+        return Verdict.INCONCLUSIVE, "the interval includes the limit"
+    if rate_per_s != wanted_per_s and (rate_per_s < wanted_per_s) == (shown.value <= limit_ns):
+        why = f"the policy's load has {wanted_per_s:g} requests/s, not {rate_per_s:g}"
+        return Verdict.INCONCLUSIVE, why
+    verdict = Verdict.PASS if shown.value <= limit_ns else Verdict.FAIL
+    return verdict, "as measured at this client, from one running server"
+
+
+def _judge_falling_behind(served: _Served, limit_ns: float, percent: float) -> tuple[Verdict, str]:
+    """FAILs a limit that the last half of the requests exceed, unless they came at a higher rate than the policy's."""
+    late = served.latency_ns[served.latency_ns.size // 2 :] > limit_ns
+    if bound_late_share(late.tolist()) <= 1 - percent / 100:
+        why = "the server falls behind: its latencies grow, and have not exceeded the limit yet"
+        return Verdict.INCONCLUSIVE, why
+    if served.rate_per_s <= served.wanted_per_s:
+        share = f"{late.mean():.0%} of the last {len(late):,} requests took longer"
+        return Verdict.FAIL, f"the server falls behind: {share}"
+    load = f"the policy's load has {served.wanted_per_s:g} requests/s, not {served.rate_per_s:g}"
+    return Verdict.INCONCLUSIVE, f"the server falls behind, and {load}"

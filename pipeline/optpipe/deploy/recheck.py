@@ -166,13 +166,7 @@ def recheck(
     require_enough_rounds(rounds)
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
         raise MissingError(f"artifact {build.artifact.id} cannot be measured here: " + blocker)
-    groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
-    if not groups:
-        raise BadInputError(
-            f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck"
-        )
-    # a well measured load; of several the newest
-    group = max(reversed(groups), key=lambda group: min(group.count_processes(), MIN_VALUES))
+    group = _choose_group(build)
     load = replace(
         group.load,
         min_seconds=MIN_SECONDS,
@@ -181,18 +175,7 @@ def recheck(
         cache_probes=0,
     )
     with store.scratch("recheck") as scratch:
-        signed = group.newest.environment
-        runtimes = BACKENDS[info.backend].packages
-        required = (*NEEDED, "scipy") if build.selection.outputs else NEEDED
-        names = sorted({*signed.packages, *list_runtime_packages(), *runtimes, "numpy"})
-        old, new = (open_interpreter(path, names, scratch, required) for path in (None, python))
-        changes = _list_version_changes(
-            dict(signed.packages) | {"python": signed.python}, old.versions, runtimes
-        )
-        for name, (then, now) in changes.items():
-            listener.warn(
-                f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}"
-            )
+        old, new = _open_both(build, group, python, scratch, listener)
         with listener.step("outputs"):
             outputs = _compare_outputs(build, old, new, group)
         old_pool = WorkerPool(scratch / "old", python=old.program, environment=old.environment)
@@ -212,13 +195,40 @@ def recheck(
         artifact=build.artifact.id,
         verdict=verdict,
         reasons=reasons,
-        versions=_list_version_changes(old.versions, new.versions, runtimes),
+        versions=_list_version_changes(old.versions, new.versions, BACKENDS[info.backend].packages),
         outputs=outputs,
         load=str(load),
         latency=ratio,
         rounds_to_settle=needed,
         max_slowdown=max_slowdown,
     )
+
+
+def _choose_group(build: SignedBuild) -> ProcessGroup:
+    """The newest well measured load of a closed loop. Raises BadInputError without one."""
+    groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
+    if not groups:
+        raise BadInputError(
+            f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck"
+        )
+    return max(reversed(groups), key=lambda group: min(group.count_processes(), MIN_VALUES))
+
+
+def _open_both(
+    build: SignedBuild, group: ProcessGroup, python: Path, scratch: Path, listener: Listener
+) -> tuple[Interpreter, Interpreter]:
+    """This interpreter and that of `python`; warns of what differs between this one and the dossier's environment."""
+    signed, runtimes = group.newest.environment, BACKENDS[build.artifact.info.backend].packages
+    required = (*NEEDED, "scipy") if build.selection.outputs else NEEDED
+    names = sorted({*signed.packages, *list_runtime_packages(), *runtimes, "numpy"})
+    old, new = (open_interpreter(path, names, scratch, required) for path in (None, python))
+    recorded = dict(signed.packages) | {"python": signed.python}
+    changes = _list_version_changes(recorded, old.versions, runtimes)
+    for name, (then, now) in changes.items():
+        listener.warn(
+            f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}"
+        )
+    return old, new
 
 
 def judge_recheck(

@@ -13,6 +13,7 @@ from typing import Any
 
 from optpipe.backends.base import Serving
 from optpipe.core.card import TensorSpec
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record
 from optpipe.core.wording import Argument
@@ -85,21 +86,14 @@ def write_engine(
         config.optimization.cuda.graphs = True
     if serving.graph_level:
         config.optimization.graph.level = serving.graph_level
-    largest = settings.max_batch_size
-    captured = (
-        list_captured_sizes(largest)
-        if largest and serving.own_session and info.device == "cuda"
-        else ()
-    )
-    sizes = sorted({1, largest, *captured}) if largest else [0]
+    sizes = _list_warm_up_sizes(settings, serving, info)
     for size in sizes:
         given = []
         for spec, served in zip(build.card.inputs, inputs, strict=True):
             # Triton repeats a file of one sample for the whole batch, so one row serves every size
             row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
-            given.append(
-                (replace(served, shape=row.shape[1:] if size else row.shape), row.tobytes())
-            )
+            shape = row.shape[1:] if size else row.shape
+            given.append((replace(served, shape=shape), row.tobytes()))
         add_warm_up(config, folder, f"batch {size}" if size else "one request", size, given)
     write_config(config, folder)
     return Choice(
@@ -107,6 +101,15 @@ def write_engine(
         ", ".join(map(str, sizes)),
         f"rows of the reference inputs ({REFERENCE})",
     )
+
+
+def _list_warm_up_sizes(settings: Settings, serving: Serving, info: ArtifactInfo) -> list[int]:
+    """One sample, the largest batch, and the size of each CUDA graph; 0 for a model without a batch."""
+    largest = settings.max_batch_size
+    if not largest:
+        return [0]
+    captures = serving.own_session and info.device == "cuda"
+    return sorted({1, largest, *(list_captured_sizes(largest) if captures else ())})
 
 
 def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:

@@ -534,40 +534,7 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     for part in ranges.partition_by("thread", maintain_order=True):
         mine = np.flatnonzero(launched_by == int(part["thread"][0] or 0))
         mine = mine[np.argsort(launches[mine], kind="stable")]
-        starts, ends, is_kernel = (
-            operations.starts[mine],
-            operations.ends[mine],
-            operations.is_kernel[mine],
-        )
-        begin, end = array_from_column(part, "start_ns"), array_from_column(part, "end_ns")
-        low, high = np.searchsorted(launches[mine], begin), np.searchsorted(launches[mine], end)
-        some = high > low
-        gpu_start, gpu_end = np.zeros((2, begin.size), dtype=np.int64)
-        if some.any():
-            # reduceat takes a flat list of slice bounds; the results between two ranges are dropped
-            bounds = np.stack([low[some], high[some]], axis=1).ravel()
-            gpu_start[some] = np.minimum.reduceat(
-                np.append(starts, np.iinfo(np.int64).max), bounds
-            )[::2]
-            gpu_end[some] = np.maximum.reduceat(np.append(ends, 0), bounds)[::2]
-        sums = {
-            "gpu_ns": ends - starts,
-            "kernel_ns": np.where(is_kernel, ends - starts, 0),
-            "kernels": is_kernel,
-        }
-        running = {
-            name: np.append(0, np.cumsum(values, dtype=np.int64)) for name, values in sums.items()
-        }
-        closed = np.searchsorted(np.sort(np.maximum(end, begin + 1)), begin, side="right")
-        null_where_none = pl.when(pl.Series(some))
-        parts.append(
-            part.with_columns(
-                null_where_none.then(pl.Series(gpu_start)).alias("gpu_start_ns"),
-                null_where_none.then(pl.Series(gpu_end)).alias("gpu_end_ns"),
-                *(pl.Series(name, values[high] - values[low]) for name, values in running.items()),
-                pl.Series("depth", np.arange(begin.size, dtype=np.int64) - closed),
-            )
-        )
+        parts.append(_project_thread(part, operations, mine, launches[mine]))
     table = pl.concat(parts).sort(*order, descending=[False, True, False])
     start, end = (
         table[column].fill_null(0).to_numpy() for column in ("gpu_start_ns", "gpu_end_ns")
@@ -576,6 +543,44 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         rename_distinct(table["name"], _NUMBERED, "${1}N").alias("family"),
         pl.Series("busy_ns", sum_within(timeline.busy, start, end)),
         (pl.col("end_ns") - pl.col("start_ns")).alias("wall_ns"),
+    )
+
+
+def _project_thread(
+    ranges: pl.DataFrame, operations: Operations, mine: TimeArray, launched_ns: TimeArray
+) -> pl.DataFrame:
+    """The ranges of one thread; `mine` are the rows of its operations in the order of their launches at `launched_ns`."""
+    starts, ends, is_kernel = (
+        operations.starts[mine],
+        operations.ends[mine],
+        operations.is_kernel[mine],
+    )
+    begin, end = array_from_column(ranges, "start_ns"), array_from_column(ranges, "end_ns")
+    low, high = np.searchsorted(launched_ns, begin), np.searchsorted(launched_ns, end)
+    some = high > low
+    gpu_start, gpu_end = np.zeros((2, begin.size), dtype=np.int64)
+    if some.any():
+        # reduceat takes a flat list of slice bounds; the results between two ranges are dropped
+        bounds = np.stack([low[some], high[some]], axis=1).ravel()
+        gpu_start[some] = np.minimum.reduceat(np.append(starts, np.iinfo(np.int64).max), bounds)[
+            ::2
+        ]
+        gpu_end[some] = np.maximum.reduceat(np.append(ends, 0), bounds)[::2]
+    sums = {
+        "gpu_ns": ends - starts,
+        "kernel_ns": np.where(is_kernel, ends - starts, 0),
+        "kernels": is_kernel,
+    }
+    running = {
+        name: np.append(0, np.cumsum(values, dtype=np.int64)) for name, values in sums.items()
+    }
+    closed = np.searchsorted(np.sort(np.maximum(end, begin + 1)), begin, side="right")
+    null_where_none = pl.when(pl.Series(some))
+    return ranges.with_columns(
+        null_where_none.then(pl.Series(gpu_start)).alias("gpu_start_ns"),
+        null_where_none.then(pl.Series(gpu_end)).alias("gpu_end_ns"),
+        *(pl.Series(name, values[high] - values[low]) for name, values in running.items()),
+        pl.Series("depth", np.arange(begin.size, dtype=np.int64) - closed),
     )
 
 

@@ -64,6 +64,59 @@ def profile_model(
     without nsys, BadInputError if no stage can be profiled or a length is outside the builds' profile, and the first
     stage's error if all failed.
     """
+    jobs = _list_jobs(plan, artifacts, model, store, options, build, images)
+    stages: list[StageProfile] = []
+    failed: dict[str, str] = {}
+    parents = (model.id, *(artifact.entry.id for artifact in artifacts))
+    granted = grant_sources(plan, store, listener, on_gpu=any(job.on_gpu for job in jobs))
+    require_counters(plan, listener, on_gpu=any(job.on_gpu for job in jobs))
+    with open_run(store.workspace, "profile") as run:
+
+        def finish(record: ProfileRecord, status: Status) -> None:
+            write_bytes(run.path / PROFILE, json_from_record(record))
+            finish_run(run, parents=parents, status=status)
+
+        try:
+            error = _profile_jobs(jobs, plan, run, store, listener, granted, stages, failed)
+        except KeyboardInterrupt:
+            if stages:
+                finish(ProfileRecord(tuple(stages), failed), "interrupted")
+            raise
+        if error is not None and not stages:
+            raise error
+        difference = compare_with(against, stages, run, listener)
+        record = ProfileRecord(tuple(stages), failed, against=difference)
+        finish(record, "complete")
+        if output is not None:
+            last = stages[-1]
+            whole = analysis_from_trace(trace_from_folder(run.path / last.folder))
+            write_timeline(whole, last, output, listener)
+    inference = (stage for stage in stages if stage.subject.kind == "inference")
+    not_run = {
+        artifact.entry.id: artifact.why_not
+        for artifact in artifacts
+        if artifact.why_not is not None
+    }
+    return ModelProfileDocument(
+        record.stages,
+        record.failed,
+        against=difference,
+        main=next(inference, stages[-1]).subject.name,
+        not_run=not_run,
+        run_dir=run.path,
+    )
+
+
+def _list_jobs(
+    plan: ProfilePlan,
+    artifacts: Sequence[BuiltArtifact],
+    model: Entry,
+    store: Store,
+    options: Mapping[str, Mapping[str, Any]],
+    build: BuildJob | None,
+    images: tuple[Path, ...],
+) -> list[ProfileJob]:
+    """Raises BadInputError if there is none, or a length is outside the builds' profile."""
     card = read_stored_card(model)
     for artifact in artifacts:
         require_lengths(StoredArtifact(artifact.entry, card, model, None), plan.length)
@@ -78,56 +131,30 @@ def profile_model(
             if artifact.why_not
         )
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
-    stages: list[StageProfile] = []
-    failed: dict[str, str] = {}
-    errors: list[OptpipeError] = []
-    parents = (model.id, *(artifact.entry.id for artifact in artifacts))
-    granted = grant_sources(plan, store, listener, on_gpu=any(job.on_gpu for job in jobs))
-    require_counters(plan, listener, on_gpu=any(job.on_gpu for job in jobs))
-    with open_run(store.workspace, "profile") as run:
+    return jobs
 
-        def finish(record: ProfileRecord, status: Status) -> None:
-            write_bytes(run.path / PROFILE, json_from_record(record))
-            finish_run(run, parents=parents, status=status)
 
+def _profile_jobs(
+    jobs: Sequence[ProfileJob],
+    plan: ProfilePlan,
+    run: OpenRun,
+    store: Store,
+    listener: Listener,
+    granted: tuple[SourceState, ...],
+    stages: list[StageProfile],
+    failed: dict[str, str],
+) -> OptpipeError | None:
+    """Adds the stages of each job to `stages`, or the job with its error to `failed`; returns the first error."""
+    first = None
+    for job in jobs:
         try:
-            for job in jobs:
-                try:
-                    with listener.step(f"profile {job.name}"):
-                        stages += list(_profile_job(job, plan, run, store, listener, granted))
-                except OptpipeError as error:
-                    errors.append(error)
-                    failed[job.name] = error.message
-                    listener.inform(f"profile {job.name}: INVALID (failed)")
-        except KeyboardInterrupt:
-            if stages:
-                finish(ProfileRecord(tuple(stages), failed), "interrupted")
-            raise
-        if not stages:
-            raise errors[0]
-        difference = compare_with(against, stages, run, listener)
-        record = ProfileRecord(tuple(stages), failed, against=difference)
-        finish(record, "complete")
-        if output is not None:
-            last = stages[-1]
-            whole = analysis_from_trace(trace_from_folder(run.path / last.folder))
-            write_timeline(whole, last, output, listener)
-    main = next(
-        (stage for stage in stages if stage.subject.kind == "inference"), stages[-1]
-    ).subject.name
-    not_run = {
-        artifact.entry.id: artifact.why_not
-        for artifact in artifacts
-        if artifact.why_not is not None
-    }
-    return ModelProfileDocument(
-        record.stages,
-        record.failed,
-        against=difference,
-        main=main,
-        not_run=not_run,
-        run_dir=run.path,
-    )
+            with listener.step(f"profile {job.name}"):
+                stages += list(_profile_job(job, plan, run, store, listener, granted))
+        except OptpipeError as error:
+            first = first or error
+            failed[job.name] = error.message
+            listener.inform(f"profile {job.name}: INVALID (failed)")
+    return first
 
 
 def _make_graph(job: ProfileJob, result: WorkerResult) -> GraphCosts | None:

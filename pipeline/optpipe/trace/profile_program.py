@@ -60,39 +60,21 @@ def profile_program(
     Raises BadInputError if there is no such program or range, MissingError without nsys, StageError if the recording is empty.
     """
     require_program(command)
-    name = Path(command[0]).name
     require_counters(plan, listener, on_gpu=has_gpu())
     granted = grant_sources(plan, store, listener, on_gpu=has_gpu())
     with open_run(store.workspace, "profile") as run, open_scratch_folder(store) as scratch:
-        with listener.step(f"record {name}"):
+        with listener.step(f"record {Path(command[0]).name}"):
             recorded = record_user_program(command, scratch, listener, granted, duration_s)
         folder = run.path / "program"
         write_trace(recorded.trace, folder)
         with listener.step("views"):
             whole = analysis_from_trace(trace_from_folder(folder))
-
-            def judge(name: str | None) -> list[StageProfile]:
-                return [
-                    _judge_program_stage(stage, whole, recorded, folder.name)
-                    for stage in list_program_stages(whole, name)
-                ]
-
-            missing: BadInputError | None = None
-            try:
-                stages = judge(range_name)
-            except BadInputError as error:  # the recording may have taken hours: it is kept
-                if range_name is None:
-                    raise
-                stages, missing = judge(None), error
+            stages, missing = _judge_stages(whole, range_name, recorded, folder.name)
         if plan.kernels and has_gpu() and stages[0].profile.measured.kernels:
-            with listener.step("count kernels"):
-                words = make_program_command(command)
-                counters = count_longest(stages[0].profile, words, plan, scratch, in_range=False)
-            stages[0] = judge_with_counters(stages[0], whole, counters)
+            stages[0] = _count_kernels(command, stages[0], whole, plan, scratch, listener)
         if plan.keep_raw:
             keep_raw(scratch, folder, listener)
-        difference = compare_with(against, stages, run, listener)
-        failed: dict[str, str] = {}
+        difference, failed = compare_with(against, stages, run, listener), dict[str, str]()
 
         def finish(status: Status) -> ProfileRecord:
             record = ProfileRecord(tuple(stages), failed, recorded.run, difference)
@@ -100,15 +82,9 @@ def profile_program(
             finish_run(run, status=status)
             return record
 
-        if workers and not read_loaders(whole):
-            listener.warn("no number of workers is tried: the program has no DataLoader of torch")
-            workers = ()
+        counts = _choose_counts(workers, whole, recorded, duration_s, listener)
         try:
-            for count in workers if has_ended_well(recorded.run, duration_s) else ():
-                try:
-                    stages.append(_try_workers(count, command, run, scratch, duration_s, listener))
-                except OptpipeError as error:
-                    failed[f"{count} workers"] = error.message
+            _try_all(counts, command, run, scratch, duration_s, listener, stages, failed)
         except KeyboardInterrupt:
             finish("interrupted")
             raise
@@ -120,15 +96,83 @@ def profile_program(
         raise BadInputError(missing.message, remedy="the recording is kept: " + again) from missing
     if not has_ended_well(recorded.run, duration_s):
         listener.warn(describe_end(recorded.run))
-    main = stages[0].subject.name
     return ModelProfileDocument(
         record.stages,
         record.failed,
         program=recorded.run,
         against=difference,
-        main=main,
+        main=stages[0].subject.name,
         run_dir=run.path,
     )
+
+
+def _judge_stages(
+    whole: Analysis, range_name: str | None, recorded: RecordedProgram, folder: str
+) -> tuple[list[StageProfile], BadInputError | None]:
+    """The stages of the range, or of the whole recording with the error if it has no such range.
+
+    The recording may have taken hours, so that it is kept in either case.
+    """
+
+    def judge(name: str | None) -> list[StageProfile]:
+        return [
+            _judge_program_stage(stage, whole, recorded, folder)
+            for stage in list_program_stages(whole, name)
+        ]
+
+    if range_name is None:
+        return judge(None), None
+    try:
+        return judge(range_name), None
+    except BadInputError as error:
+        return judge(None), error
+
+
+def _choose_counts(
+    workers: Sequence[int],
+    whole: Analysis,
+    recorded: RecordedProgram,
+    duration_s: float | None,
+    listener: Listener,
+) -> Sequence[int]:
+    """The numbers of workers to try: none if the program has no loader or did not end well."""
+    if workers and not read_loaders(whole):
+        listener.warn("no number of workers is tried: the program has no DataLoader of torch")
+        return ()
+    return workers if has_ended_well(recorded.run, duration_s) else ()
+
+
+def _count_kernels(
+    command: Sequence[str],
+    stage: StageProfile,
+    whole: Analysis,
+    plan: ProfilePlan,
+    scratch: Path,
+    listener: Listener,
+) -> StageProfile:
+    """Runs the program once more under the counters of the longest kernels; the stage, judged with them."""
+    with listener.step("count kernels"):
+        words = make_program_command(command)
+        counters = count_longest(stage.profile, words, plan, scratch, in_range=False)
+    return judge_with_counters(stage, whole, counters)
+
+
+def _try_all(
+    counts: Sequence[int],
+    command: Sequence[str],
+    run: OpenRun,
+    scratch: Path,
+    duration_s: float | None,
+    listener: Listener,
+    stages: list[StageProfile],
+    failed: dict[str, str],
+) -> None:
+    """Adds the stage of each number of workers to `stages`, or its error to `failed`."""
+    for count in counts:
+        try:
+            stages.append(_try_workers(count, command, run, scratch, duration_s, listener))
+        except OptpipeError as error:
+            failed[f"{count} workers"] = error.message
 
 
 def _try_workers(

@@ -6,8 +6,9 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -175,82 +176,34 @@ class Inductor(TorchBackend):
         compiling: Steps[dict[str, str]],
     ) -> Steps[BuildResult]:
         options = self.merge_options(request.options, request.device)
-        sizes = _choose_static_batches(request, str(options[STATIC_BATCHES]))
         made: dict[str, object] = {
             "compiled_for": name_processor(request.device),
             "compiled_by": get_package_version("torch"),
         }
-        on_gpu, lowered = request.device == "cuda", request.precision in LEAST_CAPABILITY
-        configs = {
-            **CONFIGS[request.device],
-            **({"max_autotune": True} if options.get("max_autotune") else {}),
-        }
-        as_exported = {**configs, **AS_EXPORTED}
         rewritten, remarks = _lower(request, options, made)
-        export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
-        program = export(request)
-        rival = Compilation(None, request.directory / "fp16.pt2", configs)
-        compared = lowered and on_gpu and request.gpu_lock is None
-        if compared:
-            wanted = replace(request, precision=Precision.FP16)
-            half, _ = _lower(wanted, options, {})
-            exported = export_program(wanted) if half is None else export_rewritten(half, wanted)
-            rival = replace(rival, program=exported)
-        low, _, high = request.card.batch_range
-        if on_gpu and low == high and request.card.batched:
-            sizes = sizes or (low,)
-        fixed = {size: replace(request, card=request.card.with_batch(size)) for size in sizes}
-        # of a single size, the code for all sizes is the first variant
-        exports = [(export, configs)] if low < high else []
-        tactics: Any = made.get("tactics", {})
-        if "convolution" in str(tactics) and not lowered and WIDENED not in made:
-            exports.append((export_program, configs))  # without optpipe's kernels
-        if on_gpu and takes_layouts(program):
-            exports.append((export, as_exported))
-        static = [
-            [
-                Compilation(
-                    make(sized), request.directory / name_static_package(size, variant), chosen
-                )
-                for size, sized in fixed.items()
-            ]
-            for variant, (make, chosen) in enumerate(exports)
-        ]
-        general = Compilation(program, request.directory / GENERAL, configs)
-        groups += [[general], *filter(None, static), *([[rival]] if rival.program else [])]
+        compiled = _list_compilations(request, options, rewritten, made)
+        groups += compiled.group()
         with translate_refusals(request.card, "AOTInductor could not compile"):
             next(compiling)
         if request.gpu_lock is not None:
             yield
-        layers = layers_from_program(program, request.precision)
+
+        layers = layers_from_program(compiled.general.program, request.precision)
         failures = finish_steps(compiling)
-        use = f" in fp16, to measure {request.precision.upper()} against it"
-        for package, what in ((general.package, ""), (rival.package, use)):
-            if why_not := failures.get(package.name):
-                raise StageError(
-                    f"AOTInductor could not compile {request.card.name}{what}: {why_not}"
-                )
+        _require_compiled(request, compiled, failures)
         if request.gpu_lock is not None:
             yield
-        if on_gpu:
-            made_here = [general, *(compilation for group in static for compilation in group)]
-            remarks = (*remarks, *_check_layouts(request, made_here, failures))
-        if compared:
-            from optpipe.backends.torch_layers.tuning import (
-                compare_calls,
-                draw_inputs,
-                explain_speeds,
-            )
 
-            own, half = (
-                load_package(package, request.device)
-                for package in (request.directory / GENERAL, rival.package)
-            )
-            speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
-            rival.package.unlink()
-            remarks = (*remarks, *explain_speeds(speeds, request.precision, tactics))
-        kept, said = _keep_fastest(request, sizes if exports else (), failures, len(exports))
+        if request.device == "cuda":
+            made_here = [compiled.general, *chain.from_iterable(compiled.static)]
+            remarks = (*remarks, *_check_layouts(request, made_here, failures))
+        if compiled.rival is not None:
+            tactics = made.get("tactics", {})
+            remarks = (*remarks, *_compare_with_fp16(request, compiled.rival.package, tactics))
+        variants = len(compiled.static)
+        kept, said = _keep_fastest(request, compiled.sizes if variants else (), failures, variants)
         made[STATIC_BATCHES] = kept
+        low, _, high = request.card.batch_range
         remarks = (*remarks, *(said if low < high else ()))
         more = tuple(map(name_static_package, kept))
         details = {**record_tensors(request), **made}
@@ -333,6 +286,100 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
             + Argument("batch", ("MIN", "OPT", "MAX"))
         )
     return sizes if request.card.batched else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilations:
+    """The packages that a build compiles."""
+
+    general: Compilation
+    """For all batch sizes, or for the only one."""
+    static: Sequence[Sequence[Compilation]]
+    """For single batch sizes, by variant and size."""
+    sizes: Sequence[int]
+    rival: Compilation | None
+    """The model in FP16, which the build is measured against."""
+
+    def group(self) -> list[list[Compilation]]:
+        """The compilations of each process."""
+        rivals = [] if self.rival is None else [[self.rival]]
+        return [[self.general], *(list(variant) for variant in self.static if variant), *rivals]
+
+
+def _list_compilations(
+    request: BuildRequest,
+    options: Mapping[str, Any],
+    rewritten: Any,
+    made: Mapping[str, object],
+) -> _Compilations:
+    """Exports the program, `rewritten` or as it is, in all variants and sizes."""
+    sizes = _choose_static_batches(request, str(options[STATIC_BATCHES]))
+    on_gpu, lowered = request.device == "cuda", request.precision in LEAST_CAPABILITY
+    configs = {
+        **CONFIGS[request.device],
+        **({"max_autotune": True} if options.get("max_autotune") else {}),
+    }
+    export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
+    program = export(request)
+    rival = None
+    if lowered and on_gpu and request.gpu_lock is None:
+        rival = _export_rival(request, options, configs)
+
+    low, _, high = request.card.batch_range
+    if on_gpu and low == high and request.card.batched:
+        sizes = sizes or (low,)
+    # of a single size, the code for all sizes is the first variant
+    exports = [(export, configs)] if low < high else []
+    if "convolution" in str(made.get("tactics", {})) and not lowered and WIDENED not in made:
+        exports.append((export_program, configs))  # without optpipe's kernels
+    if on_gpu and takes_layouts(program):
+        exports.append((export, {**configs, **AS_EXPORTED}))
+
+    fixed = {size: replace(request, card=request.card.with_batch(size)) for size in sizes}
+    static = [
+        [
+            Compilation(make(sized), request.directory / name_static_package(size, variant), chosen)
+            for size, sized in fixed.items()
+        ]
+        for variant, (make, chosen) in enumerate(exports)
+    ]
+    general = Compilation(program, request.directory / GENERAL, configs)
+    return _Compilations(general, static, sizes, rival)
+
+
+def _export_rival(
+    request: BuildRequest, options: Mapping[str, Any], configs: Mapping[str, Any]
+) -> Compilation:
+    wanted = replace(request, precision=Precision.FP16)
+    half, _ = _lower(wanted, options, {})
+    program = export_program(wanted) if half is None else export_rewritten(half, wanted)
+    return Compilation(program, request.directory / "fp16.pt2", configs)
+
+
+def _require_compiled(
+    request: BuildRequest, compiled: _Compilations, failures: Mapping[str, str]
+) -> None:
+    """Raises StageError for a package that a build cannot do without."""
+    needed = {compiled.general.package: ""}
+    if compiled.rival is not None:
+        needed[compiled.rival.package] = (
+            f" in fp16, to measure {request.precision.upper()} against it"
+        )
+    for package, use in needed.items():
+        if why_not := failures.get(package.name):
+            raise StageError(f"AOTInductor could not compile {request.card.name}{use}: {why_not}")
+
+
+def _compare_with_fp16(request: BuildRequest, rival: Path, tactics: Any) -> Iterator[str]:
+    """Measures the build against the package `rival`, and deletes that; yields remarks."""
+    from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds
+
+    own, half = (
+        load_package(package, request.device) for package in (request.directory / GENERAL, rival)
+    )
+    speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
+    rival.unlink()
+    yield from explain_speeds(speeds, request.precision, tactics)
 
 
 def _lower(

@@ -107,17 +107,7 @@ def create_inference_session(
         state.RuntimeException,
     ) as error:
         name = graph.name if isinstance(graph, Path) else "the graph"
-        if newer := _NEWER_OPSET.search(str(error)):
-            version, domain, newest = newer.groups()
-            problem = f"{name} is opset {version} of {domain}"
-            raise StageError(
-                f"{problem}; ONNX Runtime {ort.__version__} runs up to opset {newest}\n"
-                f"export the model at opset {newest} or earlier"
-            ) from error
-        way_out = ""
-        if isinstance(error, state.NotImplemented):  # as for BF16 on the CPU
-            way_out = f"\nit has no kernel on {device} for this operator with these types; export the model in float32"
-        raise StageError(f"ONNX Runtime rejected {name}: {_reason(error)}{way_out}") from error
+        raise _explain_refusal(error, name, device) from error
     if device == "cuda" and session.get_providers()[0] != PROVIDERS["cuda"]:
         raise MissingError(
             "ONNX Runtime's CUDA provider did not start and would silently use the CPU; run `"
@@ -125,6 +115,21 @@ def create_inference_session(
             + "` for the cause"
         )
     return session
+
+
+def _explain_refusal(error: Exception, name: str, device: Device) -> StageError:
+    """Why ONNX Runtime does not open a graph, and the way out if it is known."""
+    if newer := _NEWER_OPSET.search(str(error)):
+        version, domain, newest = newer.groups()
+        problem = f"{name} is opset {version} of {domain}"
+        return StageError(
+            f"{problem}; ONNX Runtime {ort.__version__} runs up to opset {newest}\n"
+            f"export the model at opset {newest} or earlier"
+        )
+    way_out = ""
+    if isinstance(error, state.NotImplemented):  # as for BF16 on the CPU
+        way_out = f"\nit has no kernel on {device} for this operator with these types; export the model in float32"
+    return StageError(f"ONNX Runtime rejected {name}: {_reason(error)}{way_out}")
 
 
 def _reason(error: Exception) -> str:

@@ -72,8 +72,26 @@ def replace_linear_layers(
     Layers that share a weight are taken in order. Layers of one tensor, such as queries, keys, and values, are computed as one. Returns
     the names of the layers that were not found.
     """
+    groups, missed = _match_layers(program, layers, wide)
+    codes: dict[Any, Any] = {}
+    for number, group in enumerate(groups):
+        _replace_group(program, f"fp8_{number}", group, codes)
+    program.graph.eliminate_dead_code()
+    program.delete_all_unused_submodules()  # the weights in FP16
+    program.recompile()
+    return missed
+
+
+_Match = tuple[Any, QuantizedLayer, Any]
+"""The node of a linear layer, the layer in the graph, and the node of its bias or None."""
+
+
+def _match_layers(
+    program: Any, layers: Iterable[QuantizedLayer], wide: Mapping[str, Any]
+) -> tuple[list[list[_Match]], tuple[str, ...]]:
+    """The layers of `program` that become FP8, those of one tensor together; and the names of `layers` that it does not have."""
     waiting = list(layers)
-    groups: dict[Any, list[tuple[Any, QuantizedLayer, Any]]] = {}
+    groups: dict[Any, list[_Match]] = {}
     for node in program.graph.nodes:
         product = read_product(node)
         if product is None or product[1].target not in wide:
@@ -89,56 +107,56 @@ def replace_linear_layers(
         waiting = [other for other in waiting if other is not layer]
         if not layer.kept:
             plain = bias is None or bias.op == "get_attr"
-            groups.setdefault((given, layer.scale) if plain else node, []).append(
-                (node, layer, bias)
-            )
-    codes: dict[Any, Any] = {}
-    for number, group in enumerate(groups.values()):
-        nodes, tables, biases = zip(*group, strict=True)
-        given, weight, bias, _ = read_product(nodes[0])  # type: ignore[misc]
-        stored = all(shift is None or shift.op == "get_attr" for shift in biases)
-        sizes, kind = [len(table.weight) for table in tables], nodes[0].meta["val"].dtype
-        device = attrgetter(weight.target)(program).device
-        shift = None
-        if stored and any(biases):
-            held = (
-                None if node is None else attrgetter(node.target)(program).detach()
-                for node in biases
-            )
-            zeros = (torch.zeros(size, dtype=kind, device=device) for size in sizes)
-            shift = torch.cat(
-                [zero if known is None else known for known, zero in zip(held, zeros, strict=True)]
-            )
-        program.add_submodule(
-            f"fp8_{number}", make_linear(_join_tables(tables), device, kind, shift)
+            key = (given, layer.scale) if plain else node
+            groups.setdefault(key, []).append((node, layer, bias))
+    return list(groups.values()), tuple(layer.name for layer in waiting if not layer.kept)
+
+
+def _replace_group(program: Any, name: str, group: Sequence[_Match], codes: dict[Any, Any]) -> None:
+    """Computes linear layers of one tensor as the FP8 module `name`; `codes` are the tensors that are quantized already."""
+    nodes, tables, biases = zip(*group, strict=True)
+    given, weight, bias, _ = read_product(nodes[0])  # type: ignore[misc]
+    stored = all(shift is None or shift.op == "get_attr" for shift in biases)
+    sizes, example = [len(table.weight) for table in tables], nodes[0].meta["val"]
+    device = attrgetter(weight.target)(program).device
+    shift = None
+    if stored and any(biases):
+        zeros = (torch.zeros(size, dtype=example.dtype, device=device) for size in sizes)
+        shift = torch.cat(
+            [
+                zero if node is None else attrgetter(node.target)(program).detach()
+                for node, zero in zip(biases, zeros, strict=True)
+            ]
         )
-        with program.graph.inserting_before(nodes[0]):
-            key = given, tables[0].scale
-            if key not in codes:
-                source = given
-                if (
-                    given.target is torch.ops.aten.gelu.default
-                    and read_arguments(given)["approximate"] == "none"
-                ):
-                    source = program.graph.call_function(_bend, given.args)
-                    source.meta = {**given.meta, "value": given}
-                codes[key] = program.graph.call_function(quantize, (source, 1.0 / tables[0].scale))
-            new = program.graph.call_module(f"fp8_{number}", (codes[key],))
-            if not stored:  # a computed bias, such as one joined from parts
-                new = program.graph.call_function(torch.ops.aten.add.Tensor, (new, bias))
-            if len(nodes) > 1:
-                example = nodes[0].meta["val"]
-                new.meta = {"val": example.new_empty((*example.shape[:-1], sum(sizes)))}
-                split_outputs(program.graph, new, nodes, sizes)
-            else:
-                new.meta = {**nodes[0].meta, "value": nodes[0]}
-                nodes[0].replace_all_uses_with(new)
-        for node in nodes:
-            program.graph.erase_node(node)
-    program.graph.eliminate_dead_code()
-    program.delete_all_unused_submodules()  # the weights in FP16
-    program.recompile()
-    return tuple(layer.name for layer in waiting if not layer.kept)
+    linear = make_linear(_join_tables(tables), device, example.dtype, shift)
+    program.add_submodule(name, linear)
+    with program.graph.inserting_before(nodes[0]):
+        key = given, tables[0].scale
+        if key not in codes:
+            codes[key] = _quantize(program.graph, given, tables[0].scale)
+        new = program.graph.call_module(name, (codes[key],))
+        if not stored:  # a computed bias, such as one joined from parts
+            new = program.graph.call_function(torch.ops.aten.add.Tensor, (new, bias))
+        if len(nodes) > 1:
+            new.meta = {"val": example.new_empty((*example.shape[:-1], sum(sizes)))}
+            split_outputs(program.graph, new, nodes, sizes)
+        else:
+            new.meta = {**nodes[0].meta, "value": nodes[0]}
+            nodes[0].replace_all_uses_with(new)
+    for node in nodes:
+        program.graph.erase_node(node)
+
+
+def _quantize(graph: Any, given: Any, scale: float) -> Any:
+    """Adds the node of `given` in E4M3, after GELU by our approximation where it is torch's own."""
+    source = given
+    if (
+        given.target is torch.ops.aten.gelu.default
+        and read_arguments(given)["approximate"] == "none"
+    ):
+        source = graph.call_function(_bend, given.args)
+        source.meta = {**given.meta, "value": given}
+    return graph.call_function(quantize, (source, 1.0 / scale))
 
 
 def _join_tables(tables: Sequence[QuantizedLayer]) -> QuantizedLayer:

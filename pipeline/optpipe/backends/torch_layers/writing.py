@@ -1,6 +1,6 @@
 """Puts steps into a program in place of its layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -49,19 +49,10 @@ class StepWriter:
         table, half = layer.table, layer.output_scale is None
         whole = layer.weight.numpy().astype(np.float16) if table is None else table.weight
         outputs = len(whole)
-        weight = whole.reshape(*whole.shape, *[1] * (4 - whole.ndim))
-        if layer.line:
-            weight = weight.transpose(0, 1, 3, 2)
-        weight, groups = merge_groups(
-            np.ascontiguousarray(weight.transpose(0, 2, 3, 1)), layer.groups
-        )
-        spare = -outputs % (
-            ALIGNED_HALVES if half and (layer.added is None or layer.floating) else ALIGNED
-        )
-        padded = groups == 1 and table is not None
-        weight = np.pad(
-            weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if padded else 0)]
-        )
+        unit = ALIGNED_HALVES if half and (layer.added is None or layer.floating) else ALIGNED
+        spare = -outputs % unit
+        weight, groups = _arrange_weight(layer, whole, spare)
+
         scale = (
             np.ones(outputs, np.float32)
             if table is None
@@ -73,44 +64,28 @@ class StepWriter:
         constants = tactics.arrange_convolution(
             weight, np.pad(scale / ahead, (0, spare)), np.pad(bias / ahead, (0, spare))
         )
-        stride, padding, dilation = (
-            layer.stride or (1,),
-            layer.padding or (0,),
-            layer.dilation or (1,),
-        )
-        rows, columns = (0, padding[0]) if layer.line else (padding[0], padding[-1])
-        step = steps.Convolution(
-            outputs=outputs + spare,
-            kernel=weight.shape[1:3],
-            depth=weight.shape[3],
-            macs=prod(whole.shape),
-            stride=stride[0],
-            padding=(rows, columns, rows, columns),
-            dilation=dilation[0],
-            groups=groups,
-            activation=layer.activation,
-            half=half,
-            added=layer.added is not None,
-            flat=layer.flat,
-            floating=table is None,
-        )
+
+        step = _make_convolution(layer, weight.shape, groups, prod(whole.shape))
+        given, added, added_scale = self._read_operands(layer)
+        factors = (float(np.float32(added_scale) / ahead), float(np.float32(1.0) / output_scale))
+        new = self._call(name, step, given, added, constants, factors)
+        self._write(layer, step, new, outputs)
+
+    def _read_operands(self, layer: Layer) -> tuple[Any, Any, float]:
+        """What a convolution reads, what it adds, and the scale of that: 0 if it adds nothing."""
         added, added_scale = None, 0.0
-        if table is None:
+        if layer.table is None:
             given = self.replaced.get(layer.given, layer.given)
             if layer.added is not None:
                 added, added_scale = self.replaced.get(layer.added, layer.added), 1.0
         else:
-            given = self._read_int8(layer.given, table.scale, -1 if layer.flat else 1)
+            given = self._read_int8(layer.given, layer.table.scale, -1 if layer.flat else 1)
             if layer.added is not None:
-                added, added_scale = (
-                    self._read_int8(layer.added, self.scales[layer.added], 1),
-                    self.scales[layer.added],
-                )
+                added_scale = self.scales[layer.added]
+                added = self._read_int8(layer.added, added_scale, 1)
         if layer.line:
             given = self.program.graph.call_method("unsqueeze", (given, 2))
-        factors = (float(np.float32(added_scale) / ahead), float(np.float32(1.0) / output_scale))
-        new = self._call(name, step, given, added, constants, factors)
-        self._write(layer, step, new, outputs)
+        return given, added, added_scale
 
     def replace_patches(self, layer: Layer, name: str) -> None:
         weight, bias = (
@@ -241,6 +216,45 @@ class StepWriter:
                 )
             self.written[key] = made
         return self.written[key]
+
+
+def _arrange_weight(layer: Layer, whole: NDArray[Any], spare: int) -> tuple[NDArray[Any], int]:
+    """The weight of `layer` as (outputs, rows, columns, inputs) in fewer groups, and their number.
+
+    It has `spare` more outputs, and INT8 of a single group as many more inputs as the kernels need.
+    """
+    weight = whole.reshape(*whole.shape, *[1] * (4 - whole.ndim))
+    if layer.line:
+        weight = weight.transpose(0, 1, 3, 2)
+    channels_last = np.ascontiguousarray(weight.transpose(0, 2, 3, 1))
+    weight, groups = merge_groups(channels_last, layer.groups)
+    padded = groups == 1 and layer.table is not None
+    more = -weight.shape[-1] % ALIGNED if padded else 0
+    return np.pad(weight, [(0, spare), (0, 0), (0, 0), (0, more)]), groups
+
+
+def _make_convolution(
+    layer: Layer, shape: Sequence[int], groups: int, macs: int
+) -> steps.Convolution:
+    """The step of a layer whose weight has `shape`, (outputs, rows, columns, inputs), `macs` of them stored."""
+    stride, dilation, padding = layer.stride or (1,), layer.dilation or (1,), layer.padding or (0,)
+    rows, columns = (0, padding[0]) if layer.line else (padding[0], padding[-1])
+    outputs, height, width, depth = shape
+    return steps.Convolution(
+        outputs=outputs,
+        kernel=(height, width),
+        depth=depth,
+        macs=macs,
+        stride=stride[0],
+        padding=(rows, columns, rows, columns),
+        dilation=dilation[0],
+        groups=groups,
+        activation=layer.activation,
+        half=layer.output_scale is None,
+        added=layer.added is not None,
+        flat=layer.flat,
+        floating=layer.table is None,
+    )
 
 
 def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import exp, log
+from pathlib import Path
 from secrets import randbits
 from statistics import median
 
@@ -54,7 +55,7 @@ from optpipe.stats.ratio import (
 )
 from optpipe.workspace.entry import Run
 from optpipe.workspace.files import write_bytes
-from optpipe.workspace.runs import begin_run, finish_run
+from optpipe.workspace.runs import OpenRun, begin_run, finish_run
 from optpipe.workspace.store import Store
 
 
@@ -226,6 +227,59 @@ def read_pair_figure(measurement: Measurement, metric: PairMetric) -> float:
     return value
 
 
+@dataclass(slots=True)
+class PairBench:
+    """A run that compares two artifacts, and its processes so far."""
+
+    run: OpenRun
+    plan: BenchPlan
+    load: LoadSpec
+    artifacts: Mapping[str, StoredArtifact]
+    """The baseline as `a`, the contender as `b`."""
+    rounds: int
+    listener: Listener
+    subjects: Mapping[str, TrialSubject] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    cause: Reason | None = None
+    """What on the machine made the last processes INVALID."""
+
+    def prepare(self, store: Store, pool: WorkerPool, scratch: Path) -> None:
+        length = self.plan.lengths[0] if self.plan.lengths else None
+        self.subjects = {
+            side: prepare_subject(
+                artifact, self.plan, store, pool, scratch / side, self.run.path, length
+            )
+            for side, artifact in self.artifacts.items()
+        }
+        for subject in self.subjects.values():
+            subject.expect(self.rounds * MAX_ROUND_FACTOR)
+
+    def measure(self, name: str) -> Measurement:
+        """Measures one side, the first letter of `name`, in a fresh process."""
+        subject, done = self.subjects[name[0]], self.measurements
+        with subject.open() as worker:
+            measured = subject.measure(worker, self.load, name)
+        measurement = replace(measured, process=len(done))
+        done.append(measurement)
+        write_measurements(self.run.path, done)  # a crash loses no finished process
+        validity = describe_validity(measurement)
+        self.listener.inform(f"process {len(done)}: {subject.artifact.label}: {validity}")
+        return measurement
+
+    def must_stop(self, measured: Sequence[Measurement]) -> bool:
+        """Whether other work disturbs the comparison, which is then explained."""
+        self.cause = None if self.plan.keep_going else find_repeated_cause(measured)
+        if self.cause is None:
+            return False
+        baseline, contender = (artifact.entry.id for artifact in self.artifacts.values())
+        count = f"process {len(measured)} of {2 * self.rounds} or more"
+        turns = Call("bench", contender, against=baseline, turns=True)
+        keep_going = Argument("keep_going", True, setting=True)
+        anyway = Call("bench", contender, against=baseline, keep_going=keep_going)
+        self.listener.warn(explain_stop(count, self.cause, turns, anyway))
+        return True
+
+
 def bench_pair(
     baseline: StoredArtifact,
     contender: StoredArtifact,
@@ -235,98 +289,92 @@ def bench_pair(
     store: Store,
     listener: Listener,
 ) -> BenchRecord:
-    size = choose_batch_sizes(baseline, plan.batches)[0]
-    choose_batch_sizes(contender, (size,))
+    """Compares two artifacts in `rounds` or more of fresh processes and writes the run.
+
+    Raises BadInputError for a batch size or length outside a profile before anything is measured.
+    """
+    size = choose_common_size(baseline, contender, plan, listener)
+    percent = max(plan.load.percentile, percent_from_name(metric))
     for artifact in (baseline, contender):
-        require_lengths(artifact, plan.lengths)
-    load = replace(
-        plan.load, batch_size=size, percentile=max(plan.load.percentile, percent_from_name(metric))
+        options = artifact.resolve_effective_options(plan.options)
+        warn_about_threads(artifact, options, plan.affinity, listener)
+    pair = PairBench(
+        run=begin_run(store.workspace, "bench"),
+        plan=replace(plan, limits={**plan.limits, **PAIR_LIMITS}),
+        load=replace(plan.load, batch_size=size, percentile=percent),
+        artifacts={"a": baseline, "b": contender},
+        rounds=rounds,
+        listener=listener,
     )
-    plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
-    measured = {artifact.entry.info.backend for artifact in (baseline, contender)}
-    warn_of_unused_options(plan.options, measured, "measured", listener)
-    for artifact in (baseline, contender):
-        warn_about_threads(
-            artifact, artifact.resolve_effective_options(plan.options), plan.affinity, listener
-        )
-    run = begin_run(store.workspace, "bench")
-    done: list[Measurement] = []
-    comparison: PairedComparison | None = None
-    cause: Reason | None = None
+    return _finish_pair(pair, _measure_pair(pair, metric, store))
+
+
+def choose_common_size(
+    first: StoredArtifact, second: StoredArtifact, plan: BenchPlan, listener: Listener
+) -> int:
+    """The batch size at which `plan` compares two artifacts. Warns of options that neither of them uses.
+
+    Raises BadInputError for a batch size or length outside a profile.
+    """
+    size = choose_batch_sizes(first, plan.batches)[0]
+    choose_batch_sizes(second, (size,))
+    for artifact in (first, second):
+        require_lengths(artifact, plan.lengths)
+    backends = {artifact.entry.info.backend for artifact in (first, second)}
+    warn_of_unused_options(plan.options, backends, "measured", listener)
+    return size
+
+
+def _measure_pair(pair: PairBench, metric: PairMetric, store: Store) -> PairedComparison | None:
+    """None if it was interrupted, or stopped because other work disturbed it."""
+    fewest, most = 2 * pair.rounds, 2 * pair.rounds * MAX_ROUND_FACTOR
+    sides = " vs. ".join(artifact.label for artifact in pair.artifacts.values())
     with (
-        offer_recovery(run, listener),
+        offer_recovery(pair.run, pair.listener),
         store.scratch("bench") as scratch,
-        WorkerPool(scratch, plan.affinity) as pool,
+        WorkerPool(scratch, pair.plan.affinity) as pool,
+        pair.listener.step(f"{sides}, {fewest} to {most} processes"),
     ):
-        fewest, most = 2 * rounds, 2 * rounds * MAX_ROUND_FACTOR
-        with listener.step(f"{baseline.label} vs. {contender.label}, {fewest} to {most} processes"):
-            try:
-                length = plan.lengths[0] if plan.lengths else None
-                subjects = {
-                    name: prepare_subject(
-                        artifact, plan, store, pool, scratch / name, run.path, length
-                    )
-                    for name, artifact in (("a", baseline), ("b", contender))
-                }
-                for subject in subjects.values():
-                    subject.expect(rounds * MAX_ROUND_FACTOR)
+        try:
+            pair.prepare(store, pool, scratch)
+            return run_interleaved(
+                pair.measure, pair.measure, pair.rounds, metric, randbits(32), pair.must_stop
+            )
+        except KeyboardInterrupt as interruption:  # between two processes
+            pair.measurements += recover_unfinished(pair.run.path, pair.measurements)
+            if not pair.measurements:
+                raise
+            acknowledge_interrupt(interruption)
+            return None
 
-                def measure(name: str) -> Measurement:
-                    subject = subjects[name[0]]
-                    with subject.open() as worker:
-                        measurement = replace(
-                            subject.measure(worker, load, name), process=len(done)
-                        )
-                    done.append(measurement)
-                    write_measurements(run.path, done)  # a crash loses no finished process
-                    label = (baseline if name[0] == "a" else contender).label
-                    listener.inform(
-                        f"process {len(done)}: {label}: {describe_validity(measurement)}"
-                    )
-                    return measurement
 
-                def stops(measured: Sequence[Measurement]) -> bool:
-                    nonlocal cause
-                    cause = None if plan.keep_going else find_repeated_cause(measured)
-                    if cause is not None:
-                        name, other = contender.entry.id, baseline.entry.id
-                        count = f"process {len(measured)} of {fewest} or more"
-                        turns = Call("bench", name, against=other, turns=True)
-                        anyway = Call(
-                            "bench",
-                            name,
-                            against=other,
-                            keep_going=Argument("keep_going", True, setting=True),
-                        )
-                        listener.warn(explain_stop(count, cause, turns, anyway))
-                    return cause is not None
-
-                comparison = run_interleaved(measure, measure, rounds, metric, randbits(32), stops)
-            except KeyboardInterrupt as interruption:  # between two processes
-                done += recover_unfinished(run.path, done)
-                if not done:
-                    raise
-                acknowledge_interrupt(interruption)
-    write_measurements(run.path, done)
-    require_one_clock(run.path, done)
+def _finish_pair(pair: PairBench, comparison: PairedComparison | None) -> BenchRecord:
+    """Writes the run. Without a comparison it is incomplete: interrupted, or stopped for a cause."""
+    write_measurements(pair.run.path, pair.measurements)
+    require_one_clock(pair.run.path, pair.measurements)
     if comparison is not None:
-        write_bytes(run.path / COMPARISON_FILE, json_from_record(comparison))
-    parents = [baseline.entry.id, contender.entry.id]
-    interrupted = comparison is None and cause is None
-    finished = finish_run(run, parents=parents, status="interrupted" if interrupted else "complete")
+        write_bytes(pair.run.path / COMPARISON_FILE, json_from_record(comparison))
+    interrupted = comparison is None and pair.cause is None
+    finished = finish_run(
+        pair.run,
+        parents=[artifact.entry.id for artifact in pair.artifacts.values()],
+        status="interrupted" if interrupted else "complete",
+    )
     status = ExitStatus.INTERRUPTED if interrupted else ExitStatus.DONE
-    labels = [f"{artifact.entry.id} {artifact.label}" for artifact in (baseline, contender)]
+    if pair.cause is not None:
+        status = ExitStatus.INCONCLUSIVE
+    labels = [f"{artifact.entry.id} {artifact.label}" for artifact in pair.artifacts.values()]
     return BenchRecord(
         run_dir=str(finished.path),
         run_id=finished.name,
         baseline=labels[0],
         contender=labels[1],
         comparison=comparison,
-        measurements=tuple(done),
+        measurements=tuple(pair.measurements),
         environment=finished.manifest.environment,
-        exit_status=int(ExitStatus.INCONCLUSIVE if cause is not None else status),
+        exit_status=int(status),
         interrupted=interrupted,
-        stopped=cause,
+        stopped=pair.cause,
     )
 
 

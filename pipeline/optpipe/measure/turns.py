@@ -21,7 +21,6 @@ from time import monotonic
 import numpy as np
 import polars as pl
 
-from optpipe.backends.registry import warn_of_unused_options
 from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
@@ -34,17 +33,16 @@ from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.invariants import find_impossible_turns
 from optpipe.measure.measure import BenchPlan, TrialSubject, announce_round, prepare_subject
-from optpipe.measure.pair import FEWEST_QUERIES, read_trial_ns
+from optpipe.measure.pair import FEWEST_QUERIES, choose_common_size, read_trial_ns
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.models.artifacts.lookup import StoredArtifact
-from optpipe.models.artifacts.profile_sizes import choose_batch_sizes, require_lengths
 from optpipe.report.document import Document, Sentence, Tone, make_document
 from optpipe.stats.means import OtherSpeed, mean_from_runs
 from optpipe.stats.ratio import Order
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import TURNS
 from optpipe.workspace.files import write_bytes, write_parquet
-from optpipe.workspace.runs import finish_run, open_run
+from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
 
 ROUNDS, FEWEST_ROUNDS = 5, 4
@@ -109,12 +107,7 @@ def measure_turns(
 
     Raises BadInputError for a batch size or length outside of a profile, StageError for a wrong output.
     """
-    size = choose_batch_sizes(over, plan.batches)[0]
-    choose_batch_sizes(judged, (size,))
-    for artifact in (over, judged):
-        require_lengths(artifact, plan.lengths)
-    measured = {artifact.entry.info.backend for artifact in (over, judged)}
-    warn_of_unused_options(plan.options, measured, "measured", listener)
+    size = choose_common_size(over, judged, plan, listener)
     load = replace(plan.load, batch_size=size, percentile=50.0)
     length = plan.lengths[0] if plan.lengths else None
     seed, begun = randbits(32), monotonic()
@@ -132,8 +125,7 @@ def measure_turns(
         }
         for subject in subjects.values():
             subject.expect(rounds)
-        fewest = min(FEWEST_ROUNDS, rounds)
-        few = f"{fewest} to {rounds}" if fewest < rounds else str(rounds)
+        few = f"{FEWEST_ROUNDS} to {rounds}" if rounds > FEWEST_ROUNDS else str(rounds)
         with listener.step(f"{over.label} and {judged.label} in turns, {few} rounds"):
             for turn in range(rounds):
                 if len(summaries) >= FEWEST_ROUNDS and monotonic() - begun > LONGEST_S:
@@ -141,20 +133,9 @@ def measure_turns(
                 first = order.draw(SIDES)
                 with announce_round(turn + 1, listener):
                     frames = _measure_round(subjects, load, first)
-                    for side, frame in frames.items():
-                        write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet", frame)
-                    summaries.append(summarize_round(frames))
-        described = {side: subject.blank.subject for side, subject in subjects.items()}
-        record = TurnsRecord(
-            replace(load, length=subjects["b"].blank.load.length),
-            described["a"],
-            described["b"],
-            seed,
-            tuple(speedup for speedup, _, _ in summaries),
-            tuple(over_ns for _, over_ns, _ in summaries),
-            tuple(judged_ns for *_, judged_ns in summaries),
-        )
-        devices = {side: subject.device for side, subject in described.items()}
+                    summaries.append(_store_round(run, turn, frames))
+        record = _make_record(subjects, load, seed, summaries)
+        devices = {"a": record.over.device, "b": record.judged.device}
         lasted_s = monotonic() - begun
         for wrong in find_impossible_turns(
             Files(run.path), record.load, devices, len(summaries), lasted_s
@@ -180,6 +161,32 @@ def summarize_round(frames: dict[str, pl.DataFrame]) -> tuple[float, float, floa
         for side in SIDES
     )
     return exp(logarithm), over_ns, judged_ns
+
+
+def _store_round(
+    run: OpenRun, turn: int, frames: dict[str, pl.DataFrame]
+) -> tuple[float, float, float]:
+    for side, frame in frames.items():
+        write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet", frame)
+    return summarize_round(frames)
+
+
+def _make_record(
+    subjects: dict[str, TrialSubject],
+    load: LoadSpec,
+    seed: int,
+    summaries: Sequence[tuple[float, float, float]],
+) -> TurnsRecord:
+    over, judged = (subjects[side].blank for side in SIDES)
+    return TurnsRecord(
+        replace(load, length=judged.load.length),
+        over.subject,
+        judged.subject,
+        seed,
+        tuple(speedup for speedup, _, _ in summaries),
+        tuple(over_ns for _, over_ns, _ in summaries),
+        tuple(judged_ns for *_, judged_ns in summaries),
+    )
 
 
 def _measure_round(

@@ -1,6 +1,6 @@
 """Measures stored artifacts into one run folder, or finishes a run that was cut off."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -273,41 +273,51 @@ def bench_artifacts(
         bench_run = BenchState(run, plan, store, listener, scratch, pool)
         limits: list[ArtifactLimit] = []
         try:
-            subjects: list[BenchSubject] = []
-            bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
-            for artifact in artifacts:
-                subject = BenchSubject(artifact, bench_run)
-                subject.measure_all(sizes[artifact.entry.id])
-                subjects.append(subject)
-                if bench_run.interrupted:
-                    break
-            _repeat(subjects, bench_run)
-            limits = (
-                []
-                if plan.slo is None
-                else [subject.judge_limit(plan.slo) for subject in subjects if subject.searched]
-            )
-        except (
-            KeyboardInterrupt
-        ) as interruption:  # between two measurements, or a second time within one
+            limits = _measure_artifacts(artifacts, sizes, bench_run)
+        except KeyboardInterrupt as interruption:  # between two measurements, or again within one
             bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
             if not bench_run.measurements:
                 raise
             acknowledge_interrupt(interruption)
             bench_run.interrupted = True
-        measurements = tuple(bench_run.measurements)
-        if bench_run.refusals and not any(measurement.latency_ns for measurement in measurements):
-            raise bench_run.refusals[0]
-        write_measurements(run.path, measurements)
-        require_one_clock(run.path, measurements)
-        parents = [artifact.entry.id for artifact in artifacts]
-        finished = finish_run(
-            run, parents=parents, status="interrupted" if bench_run.interrupted else "complete"
-        )
-        record = record_from_run(
-            finished, measurements, tuple(limits), interrupted=bench_run.interrupted
-        )
-        return replace(record, stopped=bench_run.stopped)
+        return _finish_bench(bench_run, artifacts, limits)
+
+
+def _measure_artifacts(
+    artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], running: BenchState
+) -> list[ArtifactLimit]:
+    """Measures every artifact in all processes. Returns how they meet the plan's limit, if it has one."""
+    plan = running.plan
+    subjects: list[BenchSubject] = []
+    running.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
+    for artifact in artifacts:
+        subject = BenchSubject(artifact, running)
+        subject.measure_all(sizes[artifact.entry.id])
+        subjects.append(subject)
+        if running.interrupted:
+            break
+    _repeat(subjects, running)
+    if plan.slo is None:
+        return []
+    return [subject.judge_limit(plan.slo) for subject in subjects if subject.searched]
+
+
+def _finish_bench(
+    running: BenchState, artifacts: Sequence[StoredArtifact], limits: Sequence[ArtifactLimit]
+) -> BenchRecord:
+    """Writes the run. Raises the first refusal if nothing was measured."""
+    measurements = tuple(running.measurements)
+    if running.refusals and not any(measurement.latency_ns for measurement in measurements):
+        raise running.refusals[0]
+    write_measurements(running.run.path, measurements)
+    require_one_clock(running.run.path, measurements)
+    finished = finish_run(
+        running.run,
+        parents=[artifact.entry.id for artifact in artifacts],
+        status="interrupted" if running.interrupted else "complete",
+    )
+    record = record_from_run(finished, measurements, tuple(limits), interrupted=running.interrupted)
+    return replace(record, stopped=running.stopped)
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:

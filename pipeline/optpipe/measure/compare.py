@@ -127,8 +127,6 @@ def _compare_groups(
     names_of_figures = [metric.name for metrics in METRICS.values() for metric in metrics]
     scatters = {name: find_run_scatter(every, name) for name in names_of_figures}
     gaps = {name: find_usual_gap(every, name) for name in names_of_figures}
-    tests: dict[tuple[str, str, str], float] = {}
-    ratios: dict[tuple[str, str, str], FigureRatio] = {}
     speedups: dict[str, FigureRatio] = {}
     unmatched: dict[str, str] = {}
     notes: list[str] = []
@@ -159,33 +157,44 @@ def _compare_groups(
                 chosen.setdefault(said, []).append(row.load.batch_size)
         rows.append(row)
     notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
-    for (first, mine), (second, theirs) in combinations(zip(rows, groups.values(), strict=True), 2):
-        if not (
-            first.valid and second.valid and get_kind_of_load(first) == get_kind_of_load(second)
-        ):
-            continue
-        for goal, objective in OBJECTIVES.items():
-            metric = find_common_metric([first, second], goal) or METRICS[goal][-1]
-            ratio = compare_groups(mine, theirs, metric.name, scatters[metric.name])
-            if isinstance(ratio, FigureRatio):
-                gains = metric.loss_sign * ratio.change.value < 0
-                better, worse = (first, second) if gains else (second, first)
-                ratio = ratio.assume_gap(gaps[metric.name])
-                tests[better.id, worse.id, objective] = ratio.p_value
-                ratios[first.id, second.id, objective] = ratio
+    tests, ratios = _compare_pairs(rows, [*groups.values()], scatters, gaps)
     keys = [*tests, *speedups]
     p_values = [*tests.values(), *(speedup.p_value for speedup in speedups.values())]
-    claimed = {
-        key
-        for key, hit in zip(keys, reject_by_holm(p_values, 1 - PAIR_CONFIDENCE), strict=True)
-        if hit
-    }
+    hits = reject_by_holm(p_values, 1 - PAIR_CONFIDENCE)
+    claimed = {key for key, hit in zip(keys, hits, strict=True) if hit}
     for at, row in enumerate(rows):
         if row.id in speedups:
             faster = "faster" if speedups[row.id].change.value > 0 else "slower"
             rows[at] = replace(row, change=faster if row.id in claimed else "no difference shown")
     shown = frozenset(key for key in claimed if isinstance(key, tuple))
     return rows, unmatched, notes, shown, ratios
+
+
+def _compare_pairs(
+    rows: Sequence[ComparisonRow],
+    groups: Sequence[ProcessGroup],
+    scatters: Mapping[str, Scatter | None],
+    gaps: Mapping[str, float],
+) -> tuple[dict[tuple[str, str, str], float], dict[tuple[str, str, str], FigureRatio]]:
+    """Compares every two VALID rows of one kind of load for each objective; `rows` and `groups` are parallel.
+
+    Returns the p-values by the ids of the better and the worse row, and the ratios by those of the first and the second.
+    """
+    tests, ratios = {}, {}
+    for (first, mine), (second, theirs) in combinations(zip(rows, groups, strict=True), 2):
+        alike = get_kind_of_load(first) == get_kind_of_load(second)
+        if not (first.valid and second.valid and alike):
+            continue
+        for goal, objective in OBJECTIVES.items():
+            metric = find_common_metric([first, second], goal) or METRICS[goal][-1]
+            ratio = compare_groups(mine, theirs, metric.name, scatters[metric.name])
+            if isinstance(ratio, FigureRatio):
+                ratio = ratio.assume_gap(gaps[metric.name])
+                gains = metric.loss_sign * ratio.change.value < 0
+                better, worse = (first, second) if gains else (second, first)
+                tests[better.id, worse.id, objective] = ratio.p_value
+                ratios[first.id, second.id, objective] = ratio
+    return tests, ratios
 
 
 _Ratios = Mapping[tuple[str, str, str], FigureRatio]

@@ -139,14 +139,7 @@ def compare_workspace(
             )
     measured = tuple(recorded for run in runs for recorded in measurements_from_run(run))
     if model is not None:
-        have = sorted({str(recorded.measurement.subject.model) for recorded in measured})
-        measured = tuple(
-            recorded for recorded in measured if recorded.measurement.subject.model == model
-        )
-        if have and not measured:
-            raise BadInputError(
-                f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
-            )
+        measured = _keep_model(measured, model, store)
     if model is not None and not names:
         measured = _keep_meant(asked, model, measured, store)
         if not measured:
@@ -155,20 +148,7 @@ def compare_workspace(
                 remedy="build and measure it: " + Call("build", asked),
             )
     if length is not None:
-        have = sorted(
-            {
-                str(recorded.measurement.load.length)
-                for recorded in measured
-                if recorded.measurement.load.length
-            }
-        )
-        measured = tuple(
-            recorded for recorded in measured if recorded.measurement.load.length == length
-        )
-        if not measured:
-            raise BadInputError(
-                f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}"
-            )
+        measured = _keep_length(measured, length)
     if not measured:
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
@@ -180,6 +160,29 @@ def compare_workspace(
         measured,
         runs,
     )
+
+
+def _keep_model(
+    measured: Sequence[RecordedMeasurement], model: str, store: Store
+) -> tuple[RecordedMeasurement, ...]:
+    have = sorted({str(recorded.measurement.subject.model) for recorded in measured})
+    kept = tuple(recorded for recorded in measured if recorded.measurement.subject.model == model)
+    if have and not kept:
+        raise BadInputError(
+            f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
+        )
+    return kept
+
+
+def _keep_length(
+    measured: Sequence[RecordedMeasurement], length: int
+) -> tuple[RecordedMeasurement, ...]:
+    kept = tuple(recorded for recorded in measured if recorded.measurement.load.length == length)
+    if not kept:
+        lengths = {recorded.measurement.load.length for recorded in measured}
+        have = ", ".join(map(str, sorted(filter(None, lengths)))) or "none"
+        raise BadInputError(f"no measurements at length {length}; measured lengths: {have}")
+    return kept
 
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:

@@ -147,45 +147,60 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         figure_column("processes"),
         VERDICT_COLUMN,
     )
-    models = {group.subject.model for group in groups}
-    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}
-    rows: list[tuple[Cell | str, ...]] = [
-        (
-            str(group.subject.model) if len(models) == 1 else "",
-            called[group.subject.artifact],
-            f"{group.subject.device}{graph[group.subject.cuda_graph]}",
-            f"{group.load.scenario}, {group.load.mode}"
-            + (f", {group.load.streams} streams" if group.load.streams > 1 else ""),
-            str(group.load.batch_size),
-            "" if group.load.length is None else str(group.load.length),
-            _format_number(group.load.rate_per_s),
-            *(_format_with_interval(group, name) for name in (P50.name, *tails)),
-            *(
-                "" if share is None else f"{share:.1%}"
-                for share in ((p50.between, p50.inside) if p50 else (None, None))
-            ),
-            "" if (cv := _get_value(group, CV.name)) is None else f"{cv:.1%}",
-            _format_number(rate := _get_value(group, THROUGHPUT.name)),
-            _format_number(_get_value(group, TOKENS.name)),
-            _format_number(None if rate is None else rate / group.load.batch_size),
-            format_bytes(max(memory.processes))
-            if memory and memory.processes
-            else "",  # the largest, as in a sign-off
-            _format_number(_get_value(group, ENERGY.name), "≈"),
-            _format_number(None if per_watt is None else per_watt.value, "≈"),
-            *(_cell_from_listed(group.figures.get(name), name) for name in listed),
-            f"{group.processes} of {group.processes + len(group.left_out)}"
-            if group.left_out
-            else str(group.processes),
-            Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
+    one_model = len({group.subject.model for group in groups}) == 1
+    rows = [
+        _list_group_cells(
+            group, called[group.subject.artifact], tails, listed, shows_model=one_model
         )
         for group in groups
-        for p50, memory, joules in [
-            tuple(group.figures.get(metric.name) for metric in (P50, MEMORY, ENERGY))
-        ]
-        for per_watt in [joules.estimate.invert() if joules and joules.estimate else None]
     ]
     return make_table(columns, rows)
+
+
+_GRAPH = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}
+
+
+def _list_group_cells(
+    group: MeasurementGroup,
+    name: str,
+    tails: Sequence[str],
+    listed: Sequence[str],
+    *,
+    shows_model: bool,
+) -> tuple[Cell | str, ...]:
+    """The row of a group; `tails` are its percentiles above p50, `listed` the figures that lie in no field."""
+    p50, memory, joules = (group.figures.get(metric.name) for metric in (P50, MEMORY, ENERGY))
+    per_watt = joules.estimate.invert() if joules and joules.estimate else None
+    rate, cv = _get_value(group, THROUGHPUT.name), _get_value(group, CV.name)
+    return (
+        str(group.subject.model) if shows_model else "",
+        name,
+        f"{group.subject.device}{_GRAPH[group.subject.cuda_graph]}",
+        f"{group.load.scenario}, {group.load.mode}"
+        + (f", {group.load.streams} streams" if group.load.streams > 1 else ""),
+        str(group.load.batch_size),
+        "" if group.load.length is None else str(group.load.length),
+        _format_number(group.load.rate_per_s),
+        *(_format_with_interval(group, figure) for figure in (P50.name, *tails)),
+        *(
+            "" if share is None else f"{share:.1%}"
+            for share in ((p50.between, p50.inside) if p50 else (None, None))
+        ),
+        "" if cv is None else f"{cv:.1%}",
+        _format_number(rate),
+        _format_number(_get_value(group, TOKENS.name)),
+        _format_number(None if rate is None else rate / group.load.batch_size),
+        format_bytes(max(memory.processes))
+        if memory and memory.processes
+        else "",  # the largest, as in a sign-off
+        _format_number(_get_value(group, ENERGY.name), "≈"),
+        _format_number(None if per_watt is None else per_watt.value, "≈"),
+        *(_cell_from_listed(group.figures.get(figure), figure) for figure in listed),
+        f"{group.processes} of {group.processes + len(group.left_out)}"
+        if group.left_out
+        else str(group.processes),
+        Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
+    )
 
 
 def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:

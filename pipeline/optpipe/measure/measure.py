@@ -418,22 +418,8 @@ def prepare_subject(
 
     With a `length` the inputs are filled up to it, and the reference is the output of the exported model for them.
     """
-    info, card = artifact.entry.info, artifact.card
-    real, expected = _known_inputs(artifact, store)
-    assert artifact.reference is not None
-    kind = artifact.reference.info.samples_kind
-    if plan.images is not None:
-        given = store_python_file(plan.images, card, store, SilentListener(), POOL_SIZE)
-        samples = choose_samples(card, given, model=artifact.model)
-        assert samples.drawn is not None
-        samples = replace(samples, drawn=draw_subset(samples.drawn, POOL_SIZE))
-        real, expected = load_sample_inputs(card, samples, artifact.model), {}
-        kind = "tensors" if holds_tensors(given) else "texts" if card.tokenization else "images"
-    if card.batched:  # samples with different unbatched inputs cannot share a batch
-        run = max(list_runs(card.inputs, real), key=lambda span: span.stop - span.start)
-        real, expected = (
-            {name: value[run] for name, value in arrays.items()} for arrays in (real, expected)
-        )
+    card = artifact.card
+    real, expected, kind = _choose_inputs(artifact, plan, store)
     if length is not None:
         real = fill_sequences(card, real, length, POOL_LIMIT)
         expected = run_onnx_graph(
@@ -442,7 +428,6 @@ def prepare_subject(
     count = min(len(array) for array in real.values())
     shared = frozenset(spec.name for spec in card.inputs if spec.batch is None and card.batched)
     rows = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
-    caveats = () if info.weights.trained else ("random-weights",)
     options = artifact.resolve_effective_options(plan.options)
     session = SessionPlan(
         loader="optpipe.measure.worker.plan:session_from_store",
@@ -460,30 +445,73 @@ def prepare_subject(
             _list_verifications(artifact, store), artifact.model, store
         ),
         reference_name="the source model" if length is None else "the exported model in FP32",
-        tolerance=TOLERATED_RELATIVE_ERROR[_find_coarsest_precision(info)],
-        device=info.device,
+        tolerance=TOLERATED_RELATIVE_ERROR[_find_coarsest_precision(artifact.entry.info)],
+        device=artifact.entry.info.device,
         streams=plan.load.streams,
         seed=plan.seed,
     )
-    blank = Measurement(
+    inputs = InputPool(
+        kind,
+        count=min(len(array) for array in rows.values()),
+        real=0 if kind == "synthetic" else count,
+        seed=plan.seed,
+        sha256=hash_arrays(rows),
+        padding=compute_padding(rows) if card.length_range else 0.0,
+        lengths=card.length_range,
+    )
+    load = replace(plan.load, length=read_length(card, rows), images=card.takes_images)
+    blank = _make_blank(artifact, plan, options, load, inputs)
+    return TrialSubject(artifact, session, pool, blank, directory)
+
+
+def _choose_inputs(
+    artifact: StoredArtifact, plan: BenchPlan, store: Store
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], str]:
+    """Inputs that can share a batch, the source model's answers for them where they are known, and the kind of the inputs.
+
+    They are the plan's own images or samples, otherwise those of the build's verification.
+    """
+    card = artifact.card
+    inputs, answers = _known_inputs(artifact, store)
+    assert artifact.reference is not None
+    kind = artifact.reference.info.samples_kind
+    if plan.images is not None:
+        given = store_python_file(plan.images, card, store, SilentListener(), POOL_SIZE)
+        samples = choose_samples(card, given, model=artifact.model)
+        assert samples.drawn is not None
+        samples = replace(samples, drawn=draw_subset(samples.drawn, POOL_SIZE))
+        inputs, answers = load_sample_inputs(card, samples, artifact.model), {}
+        kind = "tensors" if holds_tensors(given) else "texts" if card.tokenization else "images"
+    if card.batched:  # samples with different unbatched inputs cannot share a batch
+        run = max(list_runs(card.inputs, inputs), key=lambda span: span.stop - span.start)
+        inputs, answers = (
+            {name: value[run] for name, value in arrays.items()} for arrays in (inputs, answers)
+        )
+    return inputs, answers, kind
+
+
+def _make_blank(
+    artifact: StoredArtifact,
+    plan: BenchPlan,
+    options: Options,
+    load: LoadSpec,
+    inputs: InputPool,
+) -> Measurement:
+    """A measurement without figures, as `measure_load` takes it."""
+    doubts = {
+        "random-weights": not artifact.entry.info.weights.trained,
+        "synthetic-inputs": inputs.kind == "synthetic",
+    }
+    return Measurement(
         id="",
         subject=_describe(artifact, options),
-        load=replace(plan.load, length=read_length(card, rows), images=card.takes_images),
+        load=load,
         verdict=Validity.INVALID,
         reasons=(),
-        inputs=InputPool(
-            kind,
-            count=min(len(array) for array in rows.values()),
-            real=0 if kind == "synthetic" else count,
-            seed=plan.seed,
-            sha256=hash_arrays(rows),
-            padding=compute_padding(rows) if card.length_range else 0.0,
-            lengths=card.length_range,
-        ),
+        inputs=inputs,
         limits=plan.limits,
-        caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
+        caveats=tuple(name for name, holds in doubts.items() if holds),
     )
-    return TrialSubject(artifact, session, pool, blank, directory)
 
 
 @contextmanager

@@ -234,7 +234,7 @@ def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, mon
 
     planted = deployment.parent / "planted.py"
     text = SHIM["model.py"].read_text()
-    planted.write_text(text.replace("each.copy() for", "each[..., ::-1].copy() for"))
+    planted.write_text(text.replace("array.copy() for", "array[..., ::-1].copy() for"))
     assert planted.read_text() != text
     monkeypatch.setattr(proof, "SHIM", {**SHIM, "model.py": planted})
     checked = check_deployment(deployment)

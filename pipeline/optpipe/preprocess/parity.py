@@ -463,7 +463,7 @@ def _list_changes(geometry: Geometry, size: tuple[int, int]) -> Iterator[Geometr
             with suppress(BadInputError):
                 changed = structs.replace(step, **dict(zip(fields, values, strict=True)))
                 yield (*steps[:at], changed, *steps[at + 1 :]), rounding, shift
-    yield from ((steps, changed, shift) for changed in (math.ceil, round))
+    yield from ((steps, other, shift) for other in (math.ceil, round))
     yield from ((steps, rounding, moved) for moved in product((-1, 0, 1), repeat=2))
     yield tuple(step for step in steps if not isinstance(step, CenterCrop)), rounding, shift
     own = structs.replace(

@@ -1,16 +1,16 @@
 """`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision available here."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from secrets import randbits
 from typing import TYPE_CHECKING
 
+from optpipe.backends.base import Device
 from optpipe.build.budget import choose_budget, judge_builds, require_judgeable
-from optpipe.build.build import build_model, require_artifacts
+from optpipe.build.build import require_artifacts
 from optpipe.build.candidates import (
-    NARROW,
     add_static_batches,
     order_cpu_builds,
     order_gpu_builds,
@@ -19,34 +19,32 @@ from optpipe.build.candidates import (
 from optpipe.build.combinations import require_sound_plan
 from optpipe.build.plan import BuildPlan
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
-from optpipe.build.slowdowns import (
-    explain_hopeless,
-    measure_gain,
-    measure_slowdowns,
-    rule_out_backend,
-    rule_out_precision,
-)
+from optpipe.build.search import CandidateSearch
+from optpipe.build.slowdowns import explain_hopeless
 from optpipe.build.standings import list_candidates
 from optpipe.core.card import ModelCard
+from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.load import LoadSpec
-from optpipe.core.precision import Precision
+from optpipe.core.precision import Budget
 from optpipe.core.records import json_from_record
 from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks import require_fitting_task
-from optpipe.measure.measure import BenchPlan, prepare_subject, write_measurements
+from optpipe.measure.measure import (
+    BenchPlan,
+    TrialSubject,
+    prepare_subject,
+    write_measurements,
+)
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.race import FINAL_ROUNDS, Race, count_processes, race_builds
 from optpipe.measure.validity import WRONG_OUTPUTS
-from optpipe.models.artifacts.decisions import (
-    DECISION_FILE,
-    Decision,
-    Omission,
-)
+from optpipe.models.artifacts.decisions import DECISION_FILE, Decision
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.stored_card import read_stored_card
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
@@ -106,18 +104,13 @@ def choose_build(
     with store.scratch("choose") as scratch, WorkerPool(scratch) as pool:
         if on_gpu:
             pool.prepare(ON_GPU)
+            wanted = replace(wanted, gpu_lock=scratch / "gpu.lock")
         with listener.step("export"):
             exported, _ = export_model(model, store, listener, stored)
         card = read_stored_card(exported)
         wanted = add_static_batches(wanted, card, sizes)
-        if on_gpu:
-            wanted = replace(wanted, gpu_lock=scratch / "gpu.lock")
+
         budget, data, score = choose_budget(plan, exported, listener)
-        order_builds = order_gpu_builds if on_gpu else order_cpu_builds
-        order = order_builds(wanted, named=plan.named, has_module=model.source.has_module)
-        build, *more = (build_model(model, part, store, listener) for part in order.first)
-        for additional in more:
-            build.add(additional)
         judge = partial(
             judge_builds,
             budget,
@@ -127,93 +120,57 @@ def choose_build(
             listener=listener,
             truncate=plan.truncate,
         )
-        judged, judged_on = judge(build.artifacts)
+        order_builds = order_gpu_builds if on_gpu else order_cpu_builds
+        order = order_builds(wanted, named=plan.named, has_module=model.source.has_module)
+        search = CandidateSearch(model, card, sizes, judge, store, listener, omitted)
+        search.run(order)
+        require_artifacts(search.build)
 
-        def build_more(*plans: BuildPlan) -> None:
-            nonlocal judged, judged_on
-            for part in plans:
-                build.add(build_model(model, part, store, listener))
-            if plans:
-                judged, judged_on = judge(build.artifacts)
+        decision, folder = _race_candidates(
+            search, exported, budget, score, final_rounds, pool, device="cuda" if on_gpu else "cpu"
+        )
+    status = judge_status(decision, search.judged)
+    return ChoiceResult(decision, result_from_build(search.build, weights, ()), folder, status)
 
-        times: dict[str, list[float]] = {}
-        for bounded in order.bounded:
-            build_more(replace(bounded, precisions=(Precision.TF32,)))
-            (backend,) = bounded.backends
-            able = [
-                candidate
-                for candidate in judged
-                if candidate.keeps_budget or candidate.entry.info.backend == backend.name
-            ]
-            reason = rule_out_backend(backend, able, measure_slowdowns(able, sizes, card, times))
-            if reason is None:
-                build_more(bounded)
-            else:
-                omitted += (Omission(backend.name, "", reason),)
-        kept = [candidate.entry.info for candidate in judged if candidate.keeps_budget]
-        half = {
-            name for info in kept if info.precision is Precision.FP16 for name in ("", info.backend)
-        }
-        for name, spared in order.spared.items():
-            if name in half:
-                omitted += spared.omissions
-                continue
-            build_more(spared.plan)
 
-        @cache
-        def find_gain(precision: Precision) -> float:
-            """How many times as fast as in FP32 torch computes the model; types of 32 bits gain nothing."""
-            if precision not in NARROW:
-                return 1.0
-            with listener.step(f"try {precision} on this CPU"):
-                return measure_gain(model.fresh_module, card, precision, sizes)
-
-        for doubtful in order.doubtful:
-            able = [candidate for candidate in judged if candidate.keeps_budget]
-            slowdowns = measure_slowdowns(able, sizes, card, times)
-            promising: list[BuildPlan] = []
-            for candidate in doubtful:
-                (backend,), kinds = candidate.backends, candidate.precisions
-                precision = Precision.FP32 if Precision.FP32 in kinds else kinds[0]
-                reason = rule_out_precision(
-                    backend, precision, able, slowdowns, find_gain(precision)
-                )
-                if reason is None:
-                    promising.append(candidate)
-                else:
-                    named = precision if len(kinds) == 1 else ""
-                    omitted += (Omission(backend.name, named, reason),)
-            build_more(*promising)
-        require_artifacts(build)
-        with open_run(store.workspace, "choose") as run:
-            seed = randbits(32)
-            able = [candidate for candidate in judged if candidate.keeps_budget]
-            slowdowns = measure_slowdowns(able, sizes, card, times) if len(able) > 1 else {}
-            hopeless = explain_hopeless(slowdowns, "cuda" if on_gpu else "cpu")
-            raced = [candidate.entry.id for candidate in able if candidate.entry.id not in hopeless]
-            races, failures = _race(raced, sizes, final_rounds, seed, run, pool, store, listener)
-            failures |= hopeless
-            decision = Decision(
-                model=card.name,
-                model_id=exported.id,
-                budget=str(budget),
-                judged_on=judged_on,
-                batch_sizes=sizes,
-                winners={size: race.winner for size, race in races.items() if race.winner},
-                candidates=list_candidates(judged, races, failures, budget, hopeless),
-                left_out=(*omitted, *build.skipped),
-                failed=tuple(build.failed),
-                seed=seed,
-                score=score,
-            )
-            write_bytes(run.path / DECISION_FILE, json_from_record(decision))
-            finish_run(
-                run,
-                parents=[exported.id, *(candidate.entry.id for candidate in judged)],
-                model=card.name,
-            )
-    status = judge_status(decision, judged)
-    return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
+def _race_candidates(
+    search: CandidateSearch,
+    exported: Entry[ModelInfo],
+    budget: Budget,
+    score: str,
+    final_rounds: int,
+    pool: WorkerPool,
+    device: Device,
+) -> tuple[Decision, str]:
+    """Races the builds that keep the budget, and writes the run; returns the decision and the run's folder."""
+    store = search.store
+    with open_run(store.workspace, "choose") as run:
+        seed = randbits(32)
+        able = search.list_able()
+        slowdowns = search.measure_slowdowns(able) if len(able) > 1 else {}
+        hopeless = explain_hopeless(slowdowns, device)
+        raced = [build.entry.id for build in able if build.entry.id not in hopeless]
+        races, failures = _race(
+            raced, search.sizes, final_rounds, seed, run, pool, store, search.listener
+        )
+        failures |= hopeless
+        decision = Decision(
+            model=search.card.name,
+            model_id=exported.id,
+            budget=str(budget),
+            judged_on=search.judged_on,
+            batch_sizes=search.sizes,
+            winners={size: race.winner for size, race in races.items() if race.winner},
+            candidates=list_candidates(search.judged, races, failures, budget, hopeless),
+            left_out=(*search.omitted, *search.build.skipped),
+            failed=tuple(search.build.failed),
+            seed=seed,
+            score=score,
+        )
+        write_bytes(run.path / DECISION_FILE, json_from_record(decision))
+        parents = [exported.id, *(build.entry.id for build in search.judged)]
+        finish_run(run, parents=parents, model=search.card.name)
+    return decision, str(run.path)
 
 
 def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, ...]:
@@ -245,8 +202,6 @@ def _race(
     title = (
         f"compare {len(built)} builds" if len(built) > 1 else "measure the only build in the race"
     )
-    measurements: list[Measurement] = []
-    failures: dict[str, str] = {}
     with listener.step(f"{title} at batch {where}", total=total) as step:
         subjects = {
             id: prepare_subject(
@@ -259,43 +214,57 @@ def _race(
             )
             for id in built
         }
-        processes = count()
-
-        def measure(id: str, wanted: Sequence[int]) -> dict[int, float]:
-            """The p50 latency in ns of one new process by batch size, without sizes at which it fails or is wrong."""
-            subject = subjects[id]
-            process = next(processes)
-            medians_ns: dict[int, float] = {}
-            with subject.open() as worker:
-                for size in wanted:
-                    load = replace(SHORT_LOAD, batch_size=size)
-                    measured = subject.measure(worker, load, f"m{len(measurements):03}")
-                    if measured.interrupted:
-                        raise KeyboardInterrupt
-                    measurements.append(replace(measured, process=process))
-                    # the interval is over processes
-                    median = measured.latency_ns.median if measured.latency_ns else None
-                    wrong = [
-                        reason.message
-                        for reason in measured.reasons
-                        if reason.code in WRONG_OUTPUTS
-                    ]
-                    # noise counts: the order of processes is drawn
-                    if median is not None and not wrong:
-                        medians_ns[size] = median
-                    else:
-                        reasons = wrong or [reason.message for reason in measured.invalid_reasons]
-                        failures[id] = f"batch {size}: {reasons[0]}"
-                    if not worker.alive:
-                        break
-            step.advance()
-            return medians_ns
-
+        track = _RaceTrack(subjects, step)
         races = race_builds(
-            built, sizes, measure, seed, final_rounds, lambda id, more: subjects[id].expect(more)
+            built,
+            sizes,
+            track.measure,
+            seed,
+            final_rounds,
+            lambda id, more: subjects[id].expect(more),
         )
-        write_measurements(run.path, measurements)
-    return races, failures
+        write_measurements(run.path, track.measurements)
+    return races, track.failures
+
+
+@dataclass
+class _RaceTrack:
+    """Measures each build in new processes, and keeps what was measured."""
+
+    subjects: Mapping[str, TrialSubject]
+    """By artifact."""
+    step: ProgressStep
+    measurements: list["Measurement"] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why a build has no time at a batch size, by artifact."""
+    _processes: Iterator[int] = field(default_factory=count)
+
+    def measure(self, id: str, wanted: Sequence[int]) -> dict[int, float]:
+        """The p50 latency in ns of one new process by batch size, without sizes at which it fails or is wrong."""
+        subject, process = self.subjects[id], next(self._processes)
+        medians_ns: dict[int, float] = {}
+        with subject.open() as worker:
+            for size in wanted:
+                load = replace(SHORT_LOAD, batch_size=size)
+                measured = subject.measure(worker, load, f"m{len(self.measurements):03}")
+                if measured.interrupted:
+                    raise KeyboardInterrupt
+                self.measurements.append(replace(measured, process=process))
+                # the interval is over processes
+                median = measured.latency_ns.median if measured.latency_ns else None
+                wrong = [
+                    reason.message for reason in measured.reasons if reason.code in WRONG_OUTPUTS
+                ]
+                # noise counts: the order of processes is drawn
+                if median is not None and not wrong:
+                    medians_ns[size] = median
+                else:
+                    reasons = wrong or [reason.message for reason in measured.invalid_reasons]
+                    self.failures[id] = f"batch {size}: {reasons[0]}"
+                if not worker.alive:
+                    break
+        self.step.advance()
+        return medians_ns
 
 
 def judge_status(decision: Decision, judged: Sequence[BuiltArtifact]) -> ExitStatus:

@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from optpipe.core.card import Task
@@ -85,60 +85,15 @@ def document_from_layers(
         Sentence(f"{comparison.model} on {comparison.samples} samples of {comparison.data}")
     ]
     for build in comparison.builds:
-        first, limit, worst = build.first, format_snr(build.limit_db), build.worst
-        verdict = Sentence(f"every tensor has an SNR of at least {limit}", Tone.GOOD)
-        if first is not None:
-            text = f"{first.tensor} ({first.layer}) is the first tensor below {limit}: {_format_error(first.error)}"
-            verdict = Sentence(f"{text}, {_format_error(first.own)} by its layer alone", Tone.BAD)
-        columns: list[Column | str] = ["tensor", "layer"]
-        columns += figure_columns("SNR", "cosine", "largest error", "SNR of the layer alone")
-        rows: list[Row] = [
-            (
-                Cell(tensor.tensor, Tone.BAD if tensor is first else Tone.PLAIN),
-                tensor.layer,
-                _format_error(tensor.error),
-                f"{tensor.error.cosine:.6f}",
-                f"{tensor.error.max_abs:.3g}",
-                Cell(_format_error(tensor.own), Tone.STRONG if tensor in worst else Tone.PLAIN),
-            )
-            for tensor in build.tensors
-            if len(build.tensors) <= SHOWN_TENSORS or tensor is first or tensor in worst
-        ]
-        same = "does not change the outputs"
-        if build.marked.snr_db is not None:
-            same = f"changes the fusion and the outputs ({_format_error(build.marked)})"
-        facts = (
-            [f"{build.left_out} tensors of the source do not exist in the build"]
-            if build.left_out
-            else []
+        reached = [state for at, state in states.items() if at == build.artifact]
+        contents: tuple[Sentence | Table, ...] = (
+            _describe_first(build),
+            _tabulate_tensors(build),
+            *_list_causes(build),
+            _describe_reading(build, reached),
+            *_list_remedies(build),
         )
-        facts += [f"not read: {build.hidden}"] if build.hidden else []
-        facts.append(f"reading tensors {same}")
-        facts.append("figures are of these samples alone, without an interval")
-        facts += [
-            f"{state.name}: {_format_error(state)}"
-            for at, state in states.items()
-            if at == build.artifact
-        ]
-        notes = [
-            Sentence(f"{tensor.tensor}: {tensor.range_loss}", Tone.DOUBTFUL, "range")
-            for tensor in build.range_losses
-        ]
-        if build.compiled is not None and build.uncompiled is not None:
-            text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
-            said = f"{text} the compiler, in the same precision and on the same inputs"
-            notes.append(
-                Sentence(
-                    said, Tone.BAD, "compiler", remedy=f"python {build.reproducer}/reproduce.py"
-                )
-            )
-        faint = Sentence("; ".join(facts), Tone.FAINT)
-        parts.append(
-            Section(
-                build.build,
-                (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build)),
-            )
-        )
+        parts.append(Section(build.build, contents))
     reasons = comparison.not_compared.items()
     return make_document(
         [
@@ -146,6 +101,64 @@ def document_from_layers(
             *(Sentence(f"{build}: " + why, Tone.FAINT, "not compared") for build, why in reasons),
         ]
     )
+
+
+def _describe_first(build: BuildDivergence) -> Sentence:
+    """The first tensor below the limit."""
+    first, limit = build.first, format_snr(build.limit_db)
+    if first is None:
+        return Sentence(f"every tensor has an SNR of at least {limit}", Tone.GOOD)
+    text = f"{first.tensor} ({first.layer}) is the first tensor below {limit}: {_format_error(first.error)}"
+    return Sentence(f"{text}, {_format_error(first.own)} by its layer alone", Tone.BAD)
+
+
+def _tabulate_tensors(build: BuildDivergence) -> Table:
+    first, worst = build.first, build.worst
+    columns: list[Column | str] = ["tensor", "layer"]
+    columns += figure_columns("SNR", "cosine", "largest error", "SNR of the layer alone")
+    rows: list[Row] = [
+        (
+            Cell(tensor.tensor, Tone.BAD if tensor is first else Tone.PLAIN),
+            tensor.layer,
+            _format_error(tensor.error),
+            f"{tensor.error.cosine:.6f}",
+            f"{tensor.error.max_abs:.3g}",
+            Cell(_format_error(tensor.own), Tone.STRONG if tensor in worst else Tone.PLAIN),
+        )
+        for tensor in build.tensors
+        if len(build.tensors) <= SHOWN_TENSORS or tensor is first or tensor in worst
+    ]
+    return make_table(columns, rows)
+
+
+def _list_causes(build: BuildDivergence) -> Iterator[Sentence]:
+    """Ranges that lose, and a fault of the compiler."""
+    for tensor in build.range_losses:
+        yield Sentence(f"{tensor.tensor}: {tensor.range_loss}", Tone.DOUBTFUL, "range")
+    if build.compiled is not None and build.uncompiled is not None:
+        text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
+        yield Sentence(
+            f"{text} the compiler, in the same precision and on the same inputs",
+            Tone.BAD,
+            "compiler",
+            remedy=f"python {build.reproducer}/reproduce.py",
+        )
+
+
+def _describe_reading(build: BuildDivergence, states: Sequence[OutputError]) -> Sentence:
+    """What was read of a build, and what that changes; `states` are those that its trajectory reached."""
+    same = "does not change the outputs"
+    if build.marked.snr_db is not None:
+        same = f"changes the fusion and the outputs ({_format_error(build.marked)})"
+    facts = []
+    if build.left_out:
+        facts.append(f"{build.left_out} tensors of the source do not exist in the build")
+    if build.hidden:
+        facts.append(f"not read: {build.hidden}")
+    facts.append(f"reading tensors {same}")
+    facts.append("figures are of these samples alone, without an interval")
+    facts += [f"{state.name}: {_format_error(state)}" for state in states]
+    return Sentence("; ".join(facts), Tone.FAINT)
 
 
 def page_from_layers(comparison: LayerComparison, states: Mapping[str, OutputError]) -> Page:

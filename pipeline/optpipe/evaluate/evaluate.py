@@ -4,7 +4,7 @@ The judged figure is the difference on paired predictions, with its interval, be
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -171,24 +171,11 @@ def evaluate_artifacts(
         with listener.step(f"evaluate {name}", total=len(samples.rows)) as step:
             return predict_samples(exported, card, samples, task, run, step, keep, recorder)
 
-    loaded = model.load()
-    if loaded.onnx is not None:
-        with PlainSession(loaded.onnx) as source:
-            predictions = predict(source.run, "source")
-    else:
-        predictions = predict(partial(run_torch_model, loaded.given, card), "source")
-    source_undefined, count = predictions.undefined, len(samples.rows)
+    source = _predict_source(model, card, predict)
+    count = len(samples.rows)
     kind = samples.kind if samples.rows is samples.files else "inputs"
-    if source_undefined and task.needs_finite:
-        raise BadInputError(
-            f"the source model gives NaN or infinity for {len(source_undefined)} of {count} {kind}, and nothing can be compared with it",
-            remedy="evaluate on other data, or correct the model",
-        )
-    if source_undefined:
-        listener.warn(
-            f"the source model gives NaN for {len(source_undefined)} of {count} {kind}; their scores mean nothing"
-        )
-    rows = [EvaluatedArtifact(None, predictions)]
+    _check_source(source, f"{len(source.undefined)} of {count} {kind}", task, listener)
+    rows = [EvaluatedArtifact(None, source)]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]
         if (reason := backend.find_run_blocker(entry.info)) is not None:
@@ -200,7 +187,7 @@ def evaluate_artifacts(
         except StageError as error:  # continue with the other artifacts
             rows.append(EvaluatedArtifact(entry, None, error.message, failed=True))
             continue
-        if broken := predictions.undefined - source_undefined:
+        if broken := predictions.undefined - source.undefined:
             what = "NaN or infinity" if task.needs_finite else "NaN"
             problem = f"gives {what} for {len(broken)} of {count} {kind}, unlike the source model: its scores are withheld"
             rows.append(EvaluatedArtifact(entry, None, problem, failed=True))
@@ -210,6 +197,29 @@ def evaluate_artifacts(
             listener.warn(f"{problem}, so its accuracy is overestimated; evaluate on other data")
         rows.append(EvaluatedArtifact(entry, predictions, calibrated_on=used))
     return rows
+
+
+def _predict_source(
+    model: Model, card: ModelCard, predict: Callable[[Runner, str], Predictions]
+) -> Predictions:
+    """The predictions of the user's ONNX file, or of the module."""
+    loaded = model.load()
+    if loaded.onnx is None:
+        return predict(partial(run_torch_model, loaded.given, card), "source")
+    with PlainSession(loaded.onnx) as session:
+        return predict(session.run, "source")
+
+
+def _check_source(source: Predictions, broken: str, task: TaskContract, listener: Listener) -> None:
+    """Warns if the source model gives NaN; raises BadInputError if the task cannot compare then. `broken` counts the samples."""
+    if not source.undefined:
+        return
+    if task.needs_finite:
+        raise BadInputError(
+            f"the source model gives NaN or infinity for {broken}, and nothing can be compared with it",
+            remedy="evaluate on other data, or correct the model",
+        )
+    listener.warn(f"the source model gives NaN for {broken}; their scores mean nothing")
 
 
 def _count_calibration_samples(
@@ -450,6 +460,37 @@ class EvaluationRequest:
     """Whether texts that are longer than the model's input are cut."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is evaluated, and on which samples."""
+
+    model: Model
+    exported: Entry[ModelInfo]
+    artifacts: Sequence[Entry[ArtifactInfo]]
+    task: TaskContract
+    """With the groups of the samples."""
+    task_name: str
+    scores: Sequence[SampleScore]
+    samples: SampleSet
+    unreadable: Sequence[tuple[Path, str]]
+    whole_validation_set: bool
+    read_truths: Callable[[int], Values | None]
+    """The truth of every sample for a number of classes, which may be known only from the first outputs."""
+
+    @property
+    def card(self) -> ModelCard:
+        return read_stored_card(self.exported)
+
+    @property
+    def trained(self) -> bool:
+        return self.exported.info.weights.trained
+
+    @property
+    def groups(self) -> list[str | None]:
+        """Of each sample."""
+        return [file.group for file in self.samples.files]
+
+
 def run_evaluation(
     model: Model, request: EvaluationRequest, store: Store, listener: Listener
 ) -> Evaluation:
@@ -459,6 +500,62 @@ def run_evaluation(
     """
     store.require_writable()
     require_existing(request.data, "data")
+    subject = _prepare_subject(model, request, store, listener)
+    task, card = subject.task, subject.card
+    selection = read_selection(subject.exported.file(ONNX))
+
+    recorder = None
+    if subject.scores and subject.trained:
+        recorder = partial(PartRecorder, subject.scores, task, subject.read_truths)
+    rows = evaluate_artifacts(
+        subject.model,
+        subject.exported,
+        subject.artifacts,
+        subject.samples,
+        task,
+        store,
+        listener,
+        selection,
+        recorder,
+    )
+    predicted = rows[0].predictions
+    assert predicted is not None
+    classes = task.count_classes(card) or predicted.classes
+    truths = subject.read_truths(classes)
+    labels = card.labels if task.names_classes else ()
+    _warn_of_samples(
+        task,
+        truths,
+        predicted.values,
+        subject.samples.kind,
+        labels,
+        listener,
+        trained=subject.trained,
+    )
+
+    rules = state_rules(subject.scores) if truths is not None and subject.trained else {}
+    scored = score_artifacts(
+        rows,
+        truths,
+        task,
+        labels,
+        classes,
+        request.budget,
+        trained=subject.trained,
+        selected=card.task is Task.DETECTION and card.outputs[0].name in selection.outputs,
+        selection=selection,
+        rules=rules,
+    )
+    dataset = _describe_dataset(
+        subject, len(predicted.values), classes, labels, labeled=truths is not None
+    )
+    return _write_run(subject, dataset, request.budget, rows, truths, scored, rules, store)
+
+
+def _prepare_subject(
+    model: Model, request: EvaluationRequest, store: Store, listener: Listener
+) -> _Subject:
+    """Exports the model and loads the samples; raises BadInputError if they do not fit each other."""
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     data = request.data
@@ -466,7 +563,7 @@ def run_evaluation(
         data = store_python_file(data, card, store, listener, request.count, request.seed)
     task = request.task or find_task(card)
     task_name = request.task.name if request.task else str(card.task)
-    wanted = choose_scores(request.scores, task_name)
+    scores = choose_scores(request.scores, task_name)
     if stored is not None and request.task is None:
         require_fitting_task(model, stored)
     source = data or _find_validation_set(card)
@@ -482,76 +579,81 @@ def run_evaluation(
     )
     task.require_rows(samples)
     task.require_capacity(samples, card, 1 + len(artifacts))
-    names = [file.group for file in samples.files]
-    task = task.with_groups(names)
+    task = task.with_groups([file.group for file in samples.files])
     # fails before anything runs if the truths do not fit
     known_truths = task.read_truths(samples, card, task.count_classes(card))
-    selection = read_selection(exported.file(ONNX))
 
     @cache
     def read_truths(classes: int) -> Values | None:
-        if known_truths is not None:
-            return known_truths
-        return task.read_truths(samples, card, classes)
+        return task.read_truths(samples, card, classes) if known_truths is None else known_truths
 
-    trained = exported.info.weights.trained
-    recorder = partial(PartRecorder, wanted, task, read_truths) if wanted and trained else None
-    rows = evaluate_artifacts(
-        model, exported, artifacts, samples, task, store, listener, selection, recorder
-    )
-    predicted = rows[0].predictions
-    assert predicted is not None
-    classes = task.count_classes(card) or predicted.classes
-    truths = read_truths(classes)
-    labels = card.labels if task.names_classes else ()
-    _warn_of_samples(
-        task, truths, predicted.values, samples.kind, labels, listener, trained=trained
+    return _Subject(
+        model=model,
+        exported=exported,
+        artifacts=artifacts,
+        task=task,
+        task_name=task_name,
+        scores=scores,
+        samples=samples,
+        unreadable=unreadable,
+        whole_validation_set=request.count is None and _is_validation_set(source, card),
+        read_truths=read_truths,
     )
 
-    rules = state_rules(wanted) if truths is not None and trained else {}
-    scored = score_artifacts(
-        rows,
-        truths,
-        task,
-        labels,
-        classes,
-        request.budget,
-        trained=trained,
-        selected=card.task is Task.DETECTION and card.outputs[0].name in selection.outputs,
-        selection=selection,
-        rules=rules,
+
+def _describe_dataset(
+    subject: _Subject, count: int, classes: int, labels: tuple[str, ...], *, labeled: bool
+) -> Dataset:
+    """`count` samples were predicted; `labels` name the classes."""
+    samples, groups = subject.samples, subject.groups
+    return Dataset(
+        name=samples.name,
+        kind=samples.kind,
+        sha256=samples.sha256,
+        count=count,
+        unreadable=tuple(str(path) for path, _ in subject.unreadable),
+        labeled=labeled,
+        classes=classes,
+        labels=labels,
+        truncated=samples.truncated if isinstance(samples, TextSet) else 0,
+        validation=subject.whole_validation_set,
+        groups=len(set(groups)) if groups and None not in groups else None,
     )
+
+
+def _write_run(
+    subject: _Subject,
+    dataset: Dataset,
+    budget: float | None,
+    rows: Sequence[EvaluatedArtifact],
+    truths: Values | None,
+    scored: Iterable[EvaluatedModel],
+    rules: Mapping[str, ScoreRule],
+    store: Store,
+) -> Evaluation:
+    card = subject.card
     with open_run(store.workspace, "evaluate") as run:
-        write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
+        write_predictions(run.path / PREDICTIONS, subject.samples, truths, subject.task, rows)
         evaluation = Evaluation(
             model=card.name,
             source=drop_folder(card.source),
-            model_id=exported.id,
-            weights=exported.info.weights,
-            dataset=Dataset(
-                name=samples.name,
-                kind=samples.kind,
-                sha256=samples.sha256,
-                count=len(predicted.values),
-                unreadable=tuple(str(path) for path, _ in unreadable),
-                labeled=truths is not None,
-                classes=classes,
-                labels=labels,
-                truncated=samples.truncated if isinstance(samples, TextSet) else 0,
-                validation=request.count is None and _is_validation_set(source, card),
-                groups=len(set(names)) if names and None not in names else None,
-            ),
-            accuracy_budget=request.budget,
+            model_id=subject.exported.id,
+            weights=subject.exported.info.weights,
+            dataset=dataset,
+            accuracy_budget=budget,
             results=tuple(scored),
             run_dir=str(run.path),
-            task=task_name,
+            task=subject.task_name,
             sampled=rules,
-            scoring=task.describe_scoring(card),
+            scoring=subject.task.describe_scoring(card),
         )
         write_bytes(run.path / EVALUATION, json_from_record(replace(evaluation, run_dir=run.name)))
-        parents = [exported.id, *(artifact.id for artifact in artifacts)]
         finish_run(
-            run, command=get_command_line(), parents=parents, model=card.name, trained=trained
+            run,
+            command=get_command_line(),
+            parents=[subject.exported.id, *(artifact.id for artifact in subject.artifacts)],
+            model=card.name,
+            trained=subject.trained,
         )
     return evaluation
 

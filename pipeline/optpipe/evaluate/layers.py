@@ -17,7 +17,8 @@ from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
 from optpipe.backends.registry import BACKENDS, load_artifact, verify_for_loading
 from optpipe.backends.rewrites import EXACT_RELATIVE
 from optpipe.backends.selections import read_selection
-from optpipe.core.entries import OutputError
+from optpipe.core.card import ModelCard
+from optpipe.core.entries import ArtifactInfo, OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.core.suggestions import suggest_names
@@ -33,6 +34,7 @@ from optpipe.models.stored_card import read_stored_card
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_sums, sum_errors
 from optpipe.stats.ratio import Ratio
 from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Store
 
@@ -315,49 +317,104 @@ def compare_layers(
     rows = load_sample_inputs(card, chosen, exported)
     samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
     given = model.load().onnx or exported.file(ONNX)
-    selection = read_selection(given, inside=True)
-    builds, refused, unknown, part = [], {}, "", card.batch_range[0] / card.batch_range[1]
+    comparing = _Comparing(model, card, samples, given, read_selection(given, inside=True), wanted)
+    builds: list[BuildDivergence] = []
+    refused: dict[str, str] = {}
+    unknown = ""
     for entry in artifacts:
-        info, backend = entry.info, BACKENDS[entry.info.backend]
-        if (why_not := backend.find_run_blocker(info)) is not None:
-            refused[info.label] = why_not
+        label = entry.info.label
+        if (why_not := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
+            refused[label] = why_not
             continue
-        graph = store.find(entry.manifest.parents[-1])
         # a foreign or damaged build ends the command; what fails later leaves out this build alone
-        place, module = verify_for_loading(entry, store).path, model.fresh_module
-        request = BuildRequest(
-            card, info.precision, graph.file(ONNX), module, info.device, info.options, place
-        )
+        request = comparing.make_request(entry, store)
         try:
-            with load_artifact(entry, store) as session:
-                source, build = backend.open_marked(info, request, given)
-                tensors = choose_tensors(source, build, wanted)
-                total = len(group_tensors(tensors, source.sizes, part)) * len(samples)
-                with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:
-                    divergences, marked = compare_tensors(
-                        source, build, samples, tensors, session.run, step, part, selection
-                    )
+            diverged, networks = comparing.compare_build(entry, request, store, listener)
         except OptpipeError as error:
-            refused[info.label] = error.message
+            refused[label] = error.message
             if isinstance(error, BadInputError):
                 unknown = unknown or error.message
             continue
-        limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
-        left_out = len([name for name in source.layers if name not in build.layers])
-        diverged = BuildDivergence(
-            info.label, entry.id, limit, divergences, left_out, build.hidden, marked
-        )
-        if (first := diverged.first) is not None and build.open_apart is not None:
-            folder = store.workspace / "reproducers" / entry.id
-            with listener.step(f"compile {first.tensor} apart"):
-                fault = find_compiler_fault(
-                    source, *build.open_apart(), samples[0], first.tensor, limit, folder
-                )
-            if fault is not None:
-                diverged = replace(
-                    diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder)
-                )
-        builds.append(diverged)
+        builds.append(comparing.blame_compiler(diverged, networks, store, listener))
     if not builds and wanted:
         raise BadInputError(unknown or next(iter(refused.values())))
     return LayerComparison(card.name, chosen.data, len(samples), tuple(builds), refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparing:
+    """What every build of a comparison is compared with."""
+
+    model: Model
+    card: ModelCard
+    samples: Sequence[Mapping[str, NDArray[Any]]]
+    graph: Path
+    """The user's ONNX file, or the exported graph."""
+    selection: Selection
+    wanted: Sequence[str]
+    """Tensors; all if empty."""
+
+    def make_request(self, entry: Entry[ArtifactInfo], store: Store) -> BuildRequest:
+        """Raises what the verification of a stored build raises."""
+        info = entry.info
+        graph = store.find(entry.manifest.parents[-1])
+        return BuildRequest(
+            self.card,
+            info.precision,
+            graph.file(ONNX),
+            self.model.fresh_module,
+            info.device,
+            info.options,
+            verify_for_loading(entry, store).path,
+        )
+
+    def compare_build(
+        self, entry: Entry[ArtifactInfo], request: BuildRequest, store: Store, listener: Listener
+    ) -> tuple[BuildDivergence, tuple[MarkedNetwork, MarkedNetwork]]:
+        """The divergence of a build, and the networks of the source and the build."""
+        info = entry.info
+        part = self.card.batch_range[0] / self.card.batch_range[1]
+        with load_artifact(entry, store) as session:
+            source, build = BACKENDS[info.backend].open_marked(info, request, self.graph)
+            tensors = choose_tensors(source, build, self.wanted)
+            total = len(group_tensors(tensors, source.sizes, part)) * len(self.samples)
+            with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:
+                divergences, outputs = compare_tensors(
+                    source, build, self.samples, tensors, session.run, step, part, self.selection
+                )
+        diverged = BuildDivergence(
+            build=info.label,
+            artifact=entry.id,
+            limit_db=-20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision]),
+            tensors=divergences,
+            left_out=len([name for name in source.layers if name not in build.layers]),
+            hidden=build.hidden,
+            marked=outputs,
+        )
+        return diverged, (source, build)
+
+    def blame_compiler(
+        self,
+        diverged: BuildDivergence,
+        networks: tuple[MarkedNetwork, MarkedNetwork],
+        store: Store,
+        listener: Listener,
+    ) -> BuildDivergence:
+        """`diverged` with the fault of the compiler at its first tensor, if it is one and the build can be opened apart."""
+        (source, build), first = networks, diverged.first
+        if first is None or build.open_apart is None:
+            return diverged
+        folder = store.workspace / "reproducers" / diverged.artifact
+        with listener.step(f"compile {first.tensor} apart"):
+            fault = find_compiler_fault(
+                source,
+                *build.open_apart(),
+                self.samples[0],
+                first.tensor,
+                diverged.limit_db,
+                folder,
+            )
+        if fault is None:
+            return diverged
+        compiled, uncompiled = fault
+        return replace(diverged, compiled=compiled, uncompiled=uncompiled, reproducer=str(folder))

@@ -59,20 +59,24 @@ def audit_dossier(
     The workspace must have the judged build. Raises BadInputError if it does not, or if no criterion can be measured.
     """
     dossier, verdict, _ = checked.require_intact()
-    known = {one.name: one for one in verdict.criteria if isinstance(one.observed, float)}
+    known = {
+        criterion.name: criterion
+        for criterion in verdict.criteria
+        if isinstance(criterion.observed, float)
+    }
     able = [
-        each
-        for each in dossier.policy.criteria
-        if each.name in known
-        and each.dimension in AUDIT_TOLERANCES
-        and find_kind(each.section) in JUDGED_RUNS
-        if each.table.can_repeat
+        criterion
+        for criterion in dossier.policy.criteria
+        if criterion.name in known
+        and criterion.dimension in AUDIT_TOLERANCES
+        and find_kind(criterion.section) in JUDGED_RUNS
+        if criterion.table.can_repeat
     ]
     if not able:
         raise BadInputError(f"{checked.folder} has no figure that can be measured again")
     drawn = Random(f"audit {seed}").sample(able, min(count, len(able)))
-    for each in drawn:
-        listener.inform(f"seed {seed} draws {each.name}, {_describe_tolerance(each)}")
+    for criterion in drawn:
+        listener.inform(f"seed {seed} draws {criterion.name}, {_describe_tolerance(criterion)}")
     policy = replace(dossier.policy, criteria=tuple(drawn))
     max_cv = find_loosest_limits(dossier)["max_cv"]
     wanted = SignoffRequest(verdict.model, policy, dossier.artifact.id, max_cv=max_cv)
@@ -92,16 +96,17 @@ def audit_dossier(
     }
     runs = [run for run in list_runs(store.workspace) if run.name in names]
     evidence = evidence_from_runs(judged_build_from_entry(judged), runs, policy)
-    observed = [(each, observe(each, evidence)) for each in drawn]
-    found = judge_criteria(observed, policy.confidence, evidence.looks)
+    observed = [(criterion, observe(criterion, evidence)) for criterion in drawn]
+    again = judge_criteria(observed, policy.confidence, evidence.looks)
     then = next(
         (run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None
     )
     elsewhere = find_environment_differences(then, describe_environment()) if then else []
-    for criterion, now in zip(drawn, found, strict=True):
-        one = judge_audit(criterion, known[criterion.name], now, elsewhere)
+    for criterion, now in zip(drawn, again, strict=True):
+        audited = judge_audit(criterion, known[criterion.name], now, elsewhere)
         yield replace(
-            one, reason=one.reason + (valid if find_kind(criterion.section) == "bench" else "")
+            audited,
+            reason=audited.reason + (valid if find_kind(criterion.section) == "bench" else ""),
         )
 
 
@@ -129,13 +134,13 @@ def judge_audit(
         return replace(now, verdict=Verdict.INCONCLUSIVE, reason="undecided: " + why)
     tolerance, relative = AUDIT_TOLERANCES[criterion.dimension]
 
-    def convert(one: CriterionResult) -> list[float]:
+    def convert(criterion: CriterionResult) -> list[float]:
         """The value and its bounds."""
         values = (
-            float(one.observed or 0.0),
-            *((one.ci if timed else None) or [float(one.observed or 0.0)] * 2),
+            float(criterion.observed or 0.0),
+            *((criterion.ci if timed else None) or [float(criterion.observed or 0.0)] * 2),
         )
-        return [log(each) if relative else each for each in values]
+        return [log(number) if relative else number for number in values]
 
     old, new, limit = convert(before), convert(now), log1p(tolerance) if relative else tolerance
     (now_value, now_low, now_high), (then_value, then_low, then_high) = new, old

@@ -56,7 +56,10 @@ def _describe_build(
         "optpipe:device": info.device,
         "optpipe:weights": artifact.weights or "unknown",
         "optpipe:engine-sha256": artifact.sha256 or "unknown",
-        **{f"optpipe:waived:{one.name}": str(one.waived) for one in verdict.waived},
+        **{
+            f"optpipe:waived:{criterion.name}": str(criterion.waived)
+            for criterion in verdict.waived
+        },
     }
     single = artifact.sha256 is not None and not info.more_files
     return {
@@ -80,8 +83,8 @@ def _describe_build(
                 "datasets": [{"ref": name} for name in datasets],
             },
             "quantitativeAnalysis": {
-                "performanceMetrics": [_describe_metric(one) for one in verdict.criteria
-                                       if isinstance(one.observed, float | int)],
+                "performanceMetrics": [_describe_metric(criterion) for criterion in verdict.criteria
+                                       if isinstance(criterion.observed, float | int)],
             },
             "considerations": {"technicalLimitations": list(_list_limitations(verdict))},
         },
@@ -89,7 +92,7 @@ def _describe_build(
             {"name": name, "value": str(value)}
             for name, value in (
                 *properties.items(),
-                *((f"optpipe:criterion:{one.name}", one.verdict) for one in verdict.criteria),
+                *((f"optpipe:criterion:{criterion.name}", criterion.verdict) for criterion in verdict.criteria),
             )
         ],
     }  # fmt: skip
@@ -106,14 +109,18 @@ def _hash(sha256: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": sha256}
 
 
-def _describe_metric(one: CriterionResult) -> dict[str, Any]:
+def _describe_metric(criterion: CriterionResult) -> dict[str, Any]:
     """A judged figure in its base unit; an exact one has no interval."""
-    bounds = {} if one.ci is None else dict(zip(("lowerBound", "upperBound"), one.ci, strict=True))
-    unit = f" [{one.unit}]" if one.unit else ""
+    bounds = (
+        {}
+        if criterion.ci is None
+        else dict(zip(("lowerBound", "upperBound"), criterion.ci, strict=True))
+    )
+    unit = f" [{criterion.unit}]" if criterion.unit else ""
     return {
-        "type": f"{one.name}{unit}",
-        "value": repr(one.observed),
-        **({"slice": one.about} if one.about else {}),
+        "type": f"{criterion.name}{unit}",
+        "value": repr(criterion.observed),
+        **({"slice": criterion.about} if criterion.about else {}),
         **(
             {"confidenceInterval": {name: repr(value) for name, value in bounds.items()}}
             if bounds
@@ -123,10 +130,11 @@ def _describe_metric(one: CriterionResult) -> dict[str, Any]:
 
 
 def _list_limitations(verdict: VerdictRecord) -> Iterator[str]:
-    yield from (f"the verdict expires if {each}" for each in verdict.expires_if)
-    yield from (one.message for one in verdict.loosened)
+    yield from (f"the verdict expires if {event}" for event in verdict.expires_if)
+    yield from (limit.message for limit in verdict.loosened)
     yield from (
-        f"{one.name} is {one.verdict} and was waived: {one.waived}" for one in verdict.waived
+        f"{criterion.name} is {criterion.verdict} and was waived: {criterion.waived}"
+        for criterion in verdict.waived
     )
 
 

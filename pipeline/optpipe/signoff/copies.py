@@ -38,11 +38,13 @@ class _Process:
 
 def find_copies(runs: Sequence[Run], folder: str) -> Iterator[str]:
     """Repeated names of measurements in a run, and processes with the queries or the readings of another one."""
-    processes = [each for run in runs for each in _list_processes(run, f"{folder}/{run.path.name}")]
-    for place, one in enumerate(processes):
-        for other in processes[:place]:
-            if one.name == other.name or _are_copies(one, other):
-                yield f"{one.place} is a copy of {other.place}"
+    processes = [
+        process for run in runs for process in _list_processes(run, f"{folder}/{run.path.name}")
+    ]
+    for place, process in enumerate(processes):
+        for earlier in processes[:place]:
+            if process.name == earlier.name or _are_copies(process, earlier):
+                yield f"{process.place} is a copy of {earlier.place}"
                 break
 
 
@@ -52,16 +54,16 @@ def _list_processes(run: Run, place: str) -> Iterator[_Process]:
         for name in (f"{side}{turn:03}" for turn in range(rounds) for side in SIDES):
             durations = _read_durations(run, f"samples/{name}.parquet")
             yield _Process(f"{place}/{TURNS}: {name}", (run.path.name, name), durations)
-    for one in read_measurements(run.files) if run.kind == "bench" else ():
-        where = f"{place}/{MEASUREMENTS_FILE}: {one.id}"
+    for measurement in read_measurements(run.files) if run.kind == "bench" else ():
+        where = f"{place}/{MEASUREMENTS_FILE}: {measurement.id}"
         durations, readings = np.empty(0), b""
-        if one.samples_file is not None and run.files.has(one.samples_file):
-            durations = _read_durations(run, one.samples_file)
-        if one.machine_file is not None and run.files.has(one.machine_file):
-            machine = read_parquet(run.files, one.machine_file)
+        if measurement.samples_file is not None and run.files.has(measurement.samples_file):
+            durations = _read_durations(run, measurement.samples_file)
+        if measurement.machine_file is not None and run.files.has(measurement.machine_file):
+            machine = read_parquet(run.files, measurement.machine_file)
             rows = machine.drop("time_ns", strict=False).hash_rows()
             readings = rows.to_numpy().tobytes() if len(rows) >= FEWEST_READINGS else b""
-        yield _Process(where, (run.path.name, one.id), durations, readings)
+        yield _Process(where, (run.path.name, measurement.id), durations, readings)
 
 
 def _read_durations(run: Run, name: str) -> np.ndarray:
@@ -70,12 +72,12 @@ def _read_durations(run: Run, name: str) -> np.ndarray:
     return (measured["end_ns"] - measured["start_ns"]).to_numpy()[:COMPARED]
 
 
-def _are_copies(one: _Process, other: _Process) -> bool:
-    if one.readings and one.readings == other.readings:
+def _are_copies(left: _Process, right: _Process) -> bool:
+    if left.readings and left.readings == right.readings:
         return True
-    count = min(len(one.durations_ns), len(other.durations_ns))
+    count = min(len(left.durations_ns), len(right.durations_ns))
     if count < FEWEST_QUERIES:
-        return count > 0 and np.array_equal(one.durations_ns, other.durations_ns)
-    mine, theirs = one.durations_ns[:count], other.durations_ns[:count]
+        return count > 0 and np.array_equal(left.durations_ns, right.durations_ns)
+    mine, theirs = left.durations_ns[:count], right.durations_ns[:count]
     near = np.abs(mine - theirs) <= np.maximum(NEAR_NS, NEAR_SHARE * theirs)
     return int(near.sum()) > count / 2

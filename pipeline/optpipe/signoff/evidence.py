@@ -86,11 +86,11 @@ def observe_regression(
     """The loss of every load that the criterion selects, as a fraction."""
     if not evidence.baseline:
         return Blocker("no approved baseline", "approve one: " + APPROVE)
-    found = select_groups(criterion.where, evidence.measured)
-    if not found:
+    groups = select_groups(criterion.where, evidence.measured)
+    if not groups:
         command = suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
         return Blocker("not measured", command)
-    return [_observe_loss(criterion, group, evidence) for group in found]
+    return [_observe_loss(criterion, group, evidence) for group in groups]
 
 
 APPROVE = Call("signoff approve", "DOSSIER")
@@ -103,10 +103,12 @@ def _observe_loss(
     metric = criterion.metric
     about = f"{describe_group(group, evidence.measured, metric)}, compared with {evidence.baseline_name}"
     approved = select_groups(LoadFilter(), evidence.baseline)
-    same = [each for each in approved if each.load.key == group.load.key]
+    same = [known for known in approved if known.load.key == group.load.key]
     baseline = (same or approved)[-1]
     caveats = dict.fromkeys(
-        caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats
+        caveat
+        for process in baseline.valid or baseline.tries
+        for caveat in process.measurement.caveats
     )
     of_baseline = (
         Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats
@@ -145,11 +147,11 @@ def _observe_paired_loss(
         return None
     metric = criterion.metric
     pairs = [
-        each
-        for each in evidence.pairs
-        if _is_about(each, group, baseline)
+        pair
+        for pair in evidence.pairs
+        if _is_about(pair, group, baseline)
         # a pair that was not measured for this percentile, and lacks it in some rounds, is not evidence
-        and (is_requested(each.rounds[0][0], metric) or not _count_withheld(metric, each))
+        and (is_requested(pair.rounds[0][0], metric) or not _count_withheld(metric, pair))
     ]
     losses, first = [], []
     for pair in pairs:
@@ -159,24 +161,28 @@ def _observe_paired_loss(
             if _compute_loss(metric, *pair_round) is not None
         ]
         losses.append(
-            [loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None]
+            [
+                loss
+                for pair_round in pair.rounds
+                if (loss := _compute_loss(metric, *pair_round)) is not None
+            ]
         )
         first.append(sum(turn < pair.first_rounds for turn in given))
-    count, tried = sum(len(each) for each in losses), sum(len(pair.rounds) for pair in pairs)
+    count, tried = sum(len(run) for run in losses), sum(len(pair.rounds) for pair in pairs)
     withheld = sum(_count_withheld(metric, pair) for pair in pairs)
-    runs = [each for each in losses if each]
-    mean = mean_from_runs(runs, [each for each, run in zip(first, losses, strict=True) if run])
+    runs = [run for run in losses if run]
+    mean = mean_from_runs(runs, [number for number, run in zip(first, losses, strict=True) if run])
     if mean is None or count < SMALLEST_ROUNDS:
         return None
     low, high = map(exp, mean.interval(evidence.find_confidence("regression")))
     spoilt = [
         raw
         for pair in pairs
-        for one in pair.rounds
-        if not all(each.measurement.is_valid for each in one)
-        for raw in [_compute_raw_loss(metric, *one)]
+        for pair_round in pair.rounds
+        if not all(side.measurement.is_valid for side in pair_round)
+        for raw in [_compute_raw_loss(metric, *pair_round)]
     ]
-    gap = max([SPEED_GAP, *(abs(each - mean.value) for each in spoilt if each is not None)])
+    gap = max([SPEED_GAP, *(abs(loss - mean.value) for loss in spoilt if loss is not None)])
     speed = OtherSpeed(count, len(spoilt), gap)
     (low, high), widened = speed.widen(exp(mean.value), (low, high), evidence.policy_confidence)
     about = f"{group.load}; {count} interleaved rounds" + (
@@ -188,7 +194,7 @@ def _observe_paired_loss(
     )
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
     narrow = suggest_runs(criterion, runs, evidence.policy_confidence, command, speed)
-    unknown = sum(each is None for each in spoilt)
+    unknown = sum(loss is None for loss in spoilt)
     lost = f"{unknown} rounds ended without {metric}" if unknown else ""
     reason = f"the processes of {withheld} of {count + withheld} VALID rounds do not show {metric}"
     return replace(
@@ -213,8 +219,12 @@ def _observe_paired_loss(
 
 def _count_withheld(metric: str, pair: RecordedPair) -> int:
     """Counts rounds of VALID processes that lack the figure: the others may be only the undisturbed ones."""
-    valid = (one for one in pair.rounds if all(each.measurement.is_valid for each in one))
-    return sum(_compute_loss(metric, *one) is None for one in valid)
+    valid = (
+        pair_round
+        for pair_round in pair.rounds
+        if all(side.measurement.is_valid for side in pair_round)
+    )
+    return sum(_compute_loss(metric, *pair_round) is None for pair_round in valid)
 
 
 def _suggest_pair(
@@ -229,10 +239,10 @@ def _suggest_pair(
 
 def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
     """False if the settings or the runtime changed: two builds on one machine would not show that loss."""
-    ours, theirs = (each.newest.measurement.subject for each in (group, baseline))
+    ours, theirs = (side.newest.measurement.subject for side in (group, baseline))
     if ours.backend == theirs.backend and ours.settings != theirs.settings:
         return False
-    ours_at, theirs_at = (each.newest.environment for each in (group, baseline))
+    ours_at, theirs_at = (side.newest.environment for side in (group, baseline))
     return bool(theirs.packages) and all(
         ours_at.get_fact(f"packages.{name}") == theirs_at.get_fact(f"packages.{name}")
         for name in theirs.packages
@@ -244,10 +254,10 @@ def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -
     if not pair.rounds or find_environment_differences(pair.environment, group.newest.environment):
         return False
     return all(
-        one.measurement.load.key == group.load.key
-        and one.measurement.subject.artifact == side.newest.measurement.subject.artifact
-        and one.measurement.subject.settings == side.newest.measurement.subject.settings
-        for one, side in zip(pair.rounds[0], (baseline, group), strict=True)
+        process.measurement.load.key == group.load.key
+        and process.measurement.subject.artifact == side.newest.measurement.subject.artifact
+        and process.measurement.subject.settings == side.newest.measurement.subject.settings
+        for process, side in zip(pair.rounds[0], (baseline, group), strict=True)
     )
 
 
@@ -255,18 +265,18 @@ def _compute_loss(
     metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement
 ) -> float | None:
     """The logarithm of one round's loss; None if a process is not VALID or lacks the figure."""
-    valid = [each.measurement for each in (baseline, contender) if each.measurement.is_valid]
-    found = [read_value(each, metric) for each in valid]
-    if len(found) < 2 or found[0] is None or found[1] is None:
+    valid = [side.measurement for side in (baseline, contender) if side.measurement.is_valid]
+    figures = [read_value(measurement, metric) for measurement in valid]
+    if len(figures) < 2 or figures[0] is None or figures[1] is None:
         return None
-    return find_metric(metric).loss_sign * (log(found[1]) - log(found[0]))
+    return find_metric(metric).loss_sign * (log(figures[1]) - log(figures[0]))
 
 
 def _compute_raw_loss(
     metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement
 ) -> float | None:
     """The logarithm of the loss of a round that was left out; None if a process lacks the figure."""
-    before, after = (read_raw_value(each, metric) or 0.0 for each in (baseline, contender))
+    before, after = (read_raw_value(side, metric) or 0.0 for side in (baseline, contender))
     if min(before, after) <= 0:
         return None
     return find_metric(metric).loss_sign * (log(after) - log(before))
@@ -283,35 +293,35 @@ def _observe_unpaired_loss(
     pair = _suggest_pair(metric, group, baseline, evidence)
     again = suggest_more_processes(group, evidence.build, metric, more=True)
     more = pair or "measure more processes to narrow the interval: " + again
-    ours, theirs = (each.newest.measurement.subject.settings for each in (group, baseline))
+    ours, theirs = (side.newest.measurement.subject.settings for side in (group, baseline))
     names = find_differing_settings((ours, theirs))
     about = seen.about + (
         f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else ""
     )
     blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
-    group, baseline = (each.keep_requested(metric) for each in (group, baseline))
+    group, baseline = (side.keep_requested(metric) for side in (group, baseline))
     about += f" ({describe_tries(baseline)})"
     blockers += list_withheld(group, metric, evidence)
     withheld = list_withheld(baseline, metric, evidence)
-    blockers += (Blocker("baseline: " + each.reason, pair or _NEWER) for each in withheld)
+    blockers += (Blocker("baseline: " + blocker.reason, pair or _NEWER) for blocker in withheld)
     seen = replace(seen, about=about, to_narrow=more)
-    counts = [each.count_showing(metric) for each in (group, baseline)]
+    counts = [side.count_showing(metric) for side in (group, baseline)]
     scatter = find_run_scatter(group_processes([*evidence.measured, *evidence.baseline]), metric)
     rises = find_metric(metric).higher_is_better
     sides = (baseline, group) if rises else (group, baseline)
-    found = compare_groups(*sides, metric, scatter)
-    if isinstance(found, str):
+    compared = compare_groups(*sides, metric, scatter)
+    if isinstance(compared, str):
         why = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
-        if found == "left out without it":
+        if compared == "left out without it":
             why = f"a process that was left out has no {metric}, so that nothing bounds what it would add"
         elif min(counts) >= MIN_VALUES:
             why = "the two were measured in different runs, and how much runs differ is not known: no build was measured in two"
         return replace(seen, blockers=(*blockers, Blocker(why, more)))
-    change = found.change
+    change = compared.change
     if scatter is not None:
         seen = replace(seen, about=f"{seen.about}; runs of a build differ by {scatter.sd:.1%}")
     confidence = evidence.find_confidence("regression")
-    (low, high), widened = found.interval(confidence, evidence.policy_confidence)
+    (low, high), widened = compared.interval(confidence, evidence.policy_confidence)
     return replace(
         seen,
         about="; ".join(filter(None, (seen.about, widened))),
@@ -320,10 +330,10 @@ def _observe_unpaired_loss(
         high=high - 1,
         blockers=tuple(blockers),
         tail=ScaledTail(change, of_logarithm=True),
-        processes=found.speed.processes,
-        left_out=found.speed.left_out,
-        left_out_gap=found.speed.gap,
-        repeated=found.speed.repeated,
+        processes=compared.speed.processes,
+        left_out=compared.speed.left_out,
+        left_out_gap=compared.speed.gap,
+        repeated=compared.speed.repeated,
     )
 
 
@@ -350,18 +360,18 @@ def observe_speedup(
     build, over = evidence.build, str(criterion.over)
     where = criterion.where
     command = make_call("bench", build.artifact, where, against=over, turns=True)
-    found = [
-        one
-        for one in evidence.turns
-        if over in (one.record.over.artifact, one.record.over.precision)
-        and where.batch_size in (None, one.record.load.batch_size)
-        and where.length in (None, one.record.load.length)
+    measured = [
+        recorded
+        for recorded in evidence.turns
+        if over in (recorded.record.over.artifact, recorded.record.over.precision)
+        and where.batch_size in (None, recorded.record.load.batch_size)
+        and where.length in (None, recorded.record.load.length)
     ]
-    if not found:
+    if not measured:
         return Blocker(f"not compared with {over} in turns", command)
-    newest = found[-1]
-    same = [one for one in found if one.is_like(newest)]
-    runs = [one.logarithms for one in same]
+    newest = measured[-1]
+    same = [recorded for recorded in measured if recorded.is_like(newest)]
+    runs = [recorded.logarithms for recorded in same]
     mean, count = mean_from_runs(runs), sum(map(len, runs))
     if mean is None or count < SMALLEST_ROUNDS:
         return Blocker(f"{count} rounds in turns, {SMALLEST_ROUNDS} needed", command)
@@ -370,12 +380,14 @@ def observe_speedup(
     (low, high), widened = speed.widen(
         value, (exp(bounds[0]), exp(bounds[1])), evidence.policy_confidence
     )
-    speedups = [exp(each) for run in runs for each in run]
-    shown = [format_quantity(each, Dimension.FACTOR) for each in (min(speedups), max(speedups))]
+    speedups = [exp(logarithm) for run in runs for logarithm in run]
+    shown = [
+        format_quantity(speedup, Dimension.FACTOR) for speedup in (min(speedups), max(speedups))
+    ]
     record = newest.record
     about = f"{record.load}, over {record.over.backend} {record.over.precision} ({record.over.artifact}); {count} rounds in turns"
     about += f", single rounds: {shown[0]} to {shown[1]}"
-    hashes = {one.record.judged.sha256 for one in same} - {None}
+    hashes = {recorded.record.judged.sha256 for recorded in same} - {None}
     blockers: tuple[Blocker, ...] = ()
     if build.sha256 and hashes - {build.sha256}:
         what = "the measured file differs from the one being judged (sha256 mismatch)"
@@ -400,18 +412,20 @@ Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Blocker]
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observations for `criterion` in its base unit, with the way out."""
-    found = OBSERVERS.get(criterion.section, observe_groups)(criterion, evidence)
-    if isinstance(found, Blocker):
-        return found
+    observations = OBSERVERS.get(criterion.section, observe_groups)(criterion, evidence)
+    if isinstance(observations, Blocker):
+        return observations
     narrow, fix = (
         suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix)
     )
     confidence = evidence.find_confidence(find_kind_of_look(criterion.section))
     more = [
-        each.to_narrow or narrow + _suggest_count(criterion, each, confidence) for each in found
+        observation.to_narrow or narrow + _suggest_count(criterion, observation, confidence)
+        for observation in observations
     ]
     return [
-        replace(each, to_narrow=text, to_fix=fix) for each, text in zip(found, more, strict=True)
+        replace(observation, to_narrow=text, to_fix=fix)
+        for observation, text in zip(observations, more, strict=True)
     ]
 
 
@@ -438,9 +452,9 @@ def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """The facts of VALID processes and of comparisons in turns alone."""
     groups = select_groups(LoadFilter(), evidence.measured)
-    processes = [one for group in groups for one in group.valid]
-    known = [(one.environment, one.run) for one in processes]
-    known += [(one.environment, one.run) for one in evidence.turns]
+    processes = [process for group in groups for process in group.valid]
+    known = [(process.environment, process.run) for process in processes]
+    known += [(recorded.environment, recorded.run) for recorded in evidence.turns]
     seen = {place.get_fact(criterion.metric): run for place, run in known}
     if not seen:
         why = "no process was VALID" if groups else "nothing was measured"
@@ -458,7 +472,7 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
     if figure is not None:
         return [_scale_figure(criterion, figure)]
     known = [
-        each.removeprefix("drop of ") for each in evidence.accuracy if each.startswith("drop of ")
+        name.removeprefix("drop of ") for name in evidence.accuracy if name.startswith("drop of ")
     ]
     known = [name for name in known if not is_score_name(name)]
     if criterion.score is not None and known:
@@ -544,7 +558,9 @@ def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observat
         there = f"this build has no output {criterion.output}; it has {', '.join(known)}"
         return Blocker(there, "change the policy's [outputs]")
     name = criterion.metric.partition("_")[2]
-    return [each[name] for output, each in known.items() if criterion.output in (None, output)]
+    return [
+        figures[name] for output, figures in known.items() if criterion.output in (None, output)
+    ]
 
 
 def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:

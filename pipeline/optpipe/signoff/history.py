@@ -39,7 +39,9 @@ def collect_history(
         past = read_past(text, [*once.values()], since=since, length=length, advance=step.advance)
     with listener.step("look for changes"):
         series, notes = make_series(past, across=across)
-    signoffs = [each for store in once.values() for each in _list_signoffs(store, past, since)]
+    signoffs = [
+        signoff for store in once.values() for signoff in _list_signoffs(store, past, since)
+    ]
     finding, needed = choose_finding(series)
     runs = [*list_history_runs(past), *signoffs]
     return History(
@@ -88,15 +90,15 @@ def _describe_signoff(record: VerdictRecord, name: str, workspace: Path) -> Hist
     )
 
 
-def write_history(found: History, folder: Path) -> History:
+def write_history(history: History, folder: Path) -> History:
     """Writes the reports in `folder`; returns the history with their paths."""
-    frame, page = frame_from_history(found.series), page_from_history(found)
+    frame, page = frame_from_history(history.series), page_from_history(history)
     texts = {
         HTML: render_html(page),
         MARKDOWN: render_page(page),
-        "history.json": json_from_record(found).decode(),
+        "history.json": json_from_record(history).decode(),
         "history.csv": frame.write_csv(),
     }
     written = write_reports(texts, folder)
     write_parquet(folder / "history.parquet", frame)
-    return replace(found, written=tuple(map(str, [*written, folder / "history.parquet"])))
+    return replace(history, written=tuple(map(str, [*written, folder / "history.parquet"])))

@@ -9,7 +9,7 @@ from optpipe.report.document import clean_text, format_observed
 def render_junit(record: VerdictRecord) -> str:
     """JUnit XML for CI: FAIL is a failure, INCONCLUSIVE an error, and a waived criterion is skipped with its reason."""
     counted = record.counted
-    undecided = sum(one.verdict is Verdict.INCONCLUSIVE for one in counted)
+    undecided = sum(criterion.verdict is Verdict.INCONCLUSIVE for criterion in counted)
     unjudged = 0 if counted else 1  # one more case
     root = Xml.Element("testsuites")
     suite = Xml.SubElement(
@@ -17,7 +17,7 @@ def render_junit(record: VerdictRecord) -> str:
         "testsuite",
         name=f"optpipe signoff {record.model}",
         tests=str(len(record.criteria) + unjudged),
-        failures=str(sum(one.verdict is Verdict.FAIL for one in counted)),
+        failures=str(sum(criterion.verdict is Verdict.FAIL for criterion in counted)),
         errors=str(undecided + unjudged),
         skipped=str(len(record.waived)),
         timestamp=record.created_utc,
@@ -25,19 +25,25 @@ def render_junit(record: VerdictRecord) -> str:
     )
     if record.loosened:
         properties = Xml.SubElement(suite, "properties")
-        for each in record.loosened:
-            Xml.SubElement(properties, "property", name=f"loosened.{each.name}", value=each.message)
+        for limit in record.loosened:
+            Xml.SubElement(
+                properties, "property", name=f"loosened.{limit.name}", value=limit.message
+            )
     build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
-    for one in record.criteria:
-        case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
-        about = f" ({one.about})" if one.about else ""
-        observed = f"observed {format_observed(one)}{about}, limit {one.limit}"
-        text = "\n".join(filter(None, (observed, one.reason, one.remedy)))
-        if not one.counts:
-            Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
-        elif one.verdict is not Verdict.PASS:
-            kind = "failure" if one.verdict is Verdict.FAIL else "error"
-            Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
+    for criterion in record.criteria:
+        case = Xml.SubElement(suite, "testcase", classname=build, name=criterion.name, time="0")
+        about = f" ({criterion.about})" if criterion.about else ""
+        observed = f"observed {format_observed(criterion)}{about}, limit {criterion.limit}"
+        text = "\n".join(filter(None, (observed, criterion.reason, criterion.remedy)))
+        if not criterion.counts:
+            Xml.SubElement(
+                case, "skipped", message=f"WAIVED ({criterion.verdict}): {criterion.waived}"
+            )
+        elif criterion.verdict is not Verdict.PASS:
+            kind = "failure" if criterion.verdict is Verdict.FAIL else "error"
+            Xml.SubElement(
+                case, kind, message=criterion.reason, type=str(criterion.verdict)
+            ).text = text
     if unjudged:
         case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
         Xml.SubElement(

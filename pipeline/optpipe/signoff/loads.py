@@ -17,15 +17,17 @@ def loads_from_criteria(
     decide the sample count, and energy the time, if `energy` can be measured.
     """
     needed: dict[object, LoadSpec] = {}
-    able = [each for each in criteria if each.table.is_measured]
-    wanted = [each for each in able if energy or not each.find_metric().least_seconds]
-    named = [each.where for each in criteria if each.where] or [LoadFilter()]
+    able = [criterion for criterion in criteria if criterion.table.is_measured]
+    wanted = [
+        criterion for criterion in able if energy or not criterion.find_metric().least_seconds
+    ]
+    named = [criterion.where for criterion in criteria if criterion.where] or [LoadFilter()]
     for load in (load_from_filter(where, min_seconds, max_seconds) for where in named):
         needed.setdefault(load.key, load)
         about = (
-            each
-            for each in wanted
-            if not each.where or load_from_filter(each.where, 0, 0).key == load.key
+            criterion
+            for criterion in wanted
+            if not criterion.where or load_from_filter(criterion.where, 0, 0).key == load.key
         )
         for criterion in about:
             known, metric = needed[load.key], criterion.find_metric()

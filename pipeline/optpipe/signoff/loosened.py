@@ -27,9 +27,9 @@ _WORDS = {
 
 def find_loosest_limits(dossier: Dossier) -> Mapping[str, float]:
     """The limits of VALID measurements by name, the loosest of all measurements that the verdict can rest on."""
-    limits = [each.limits for each in _list_measurements(dossier)]
+    limits = [measurement.limits for measurement in _list_measurements(dossier)]
     return {
-        name: max((each.get(name, usual) for each in limits), default=usual)
+        name: max((stated.get(name, usual) for stated in limits), default=usual)
         for name, usual in LIMITS.items()
     }
 
@@ -41,12 +41,16 @@ def _list_measurements(dossier: Dossier) -> Iterator[Measurement]:
         if run.kind == "bench" and judged in run.manifest.parents:
             paired = COMPARISON_FILE in run.manifest.files
             yield from (
-                one
-                for one in read_measurements(run.files)
-                if paired or one.subject.artifact == judged
+                measurement
+                for measurement in read_measurements(run.files)
+                if paired or measurement.subject.artifact == judged
             )
     for run in dossier.baseline_runs:
-        yield from (one for one in read_measurements(run.files) if one.subject.artifact == baseline)
+        yield from (
+            measurement
+            for measurement in read_measurements(run.files)
+            if measurement.subject.artifact == baseline
+        )
 
 
 def list_loosened(dossier: Dossier) -> Iterator[LoosenedLimit]:
@@ -82,4 +86,4 @@ def describe_loosened(loosened: tuple[LoosenedLimit, ...]) -> str:
     """`looser limits of evidence than usual: coefficient of variation up to 50% (usual: 2.5%)`; empty without any."""
     if not loosened:
         return ""
-    return f"looser limits of evidence than usual: {'; '.join(one.message for one in loosened)}"
+    return f"looser limits of evidence than usual: {'; '.join(limit.message for limit in loosened)}"

@@ -57,12 +57,12 @@ def measure_missing_evidence(
 
     def source() -> Model:
         """Refuses a model other than the built one: with other weights the accuracy would differ."""
-        found = model()
-        stored = find_stored_model(found, store)
+        current = model()
+        stored = find_stored_model(current, store)
         if stored is not None and stored.id in judged.manifest.parents:
-            return found
+            return current
         built_of = store.find(judged.manifest.parents[0], ModelInfo)
-        how, only_exporter = explain_other_export(found, built_of)
+        how, only_exporter = explain_other_export(current, built_of)
         what = how or "other options"
         problem = f"build {judged.id} was exported from {wanted.model} with {what} than now"
         way = "run " + Call("evaluate", wanted.model) + " or " + Call("preprocess", wanted.model)
@@ -140,6 +140,6 @@ def _group_by_kind(
     """The criteria that each kind of run would show; only timings are made again."""
     present = {run.kind for run in runs}
     for kind in JUDGED_RUNS:
-        criteria = [one for one in needed if find_kind(one.section) == kind]
+        criteria = [criterion for criterion in needed if find_kind(criterion.section) == kind]
         if criteria and (kind in (Evidence.BENCH, Evidence.TURNS) or kind not in present):
             yield kind, criteria

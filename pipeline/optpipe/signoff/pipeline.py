@@ -90,15 +90,15 @@ def run_pipeline(
     register_policy(wanted.policy, store)
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
     notes = _place_notes(wanted, plan, data, built, store)
-    artifacts = [each.entry for each in built.artifacts if each.why_not is None]
+    artifacts = [build.entry for build in built.artifacts if build.why_not is None]
     build = next(
-        (each for each in built.artifacts if each.entry.id == judged.id),
+        (build for build in built.artifacts if build.entry.id == judged.id),
         BuiltArtifact(judged, None, None),
     )
     work = make_steps(
         wanted, build, artifacts, built.model, lambda: model, store, listener, plan, data
     )
-    if not any(one.is_of(SPEEDUP) for one in wanted.policy.criteria):
+    if not any(criterion.is_of(SPEEDUP) for criterion in wanted.policy.criteria):
         del work["turns"]  # nothing to compare with
     taken = {
         name: partial(step, wanted.policy.criteria)
@@ -143,12 +143,12 @@ def _place_notes(
     validation = Path(own) if own and Path(own).exists() else None
     decisive = {
         "optpipe": __version__,
-        "artifacts": sorted(each.entry.id for each in built.artifacts),
+        "artifacts": sorted(build.entry.id for build in built.artifacts),
         "policy": wanted.policy.sha256,
         "options": {name: dict(given) for name, given in plan.options.items()},
         "settings": [wanted.min_seconds, wanted.max_cv, plan.truncate],
         "data": [
-            each and hash_data(each) for each in (data or validation, plan.images or validation)
+            path and hash_data(path) for path in (data or validation, plan.images or validation)
         ],
         "environment": plain_from_record(describe_environment()),
     }

@@ -66,7 +66,7 @@ NEVER_ZERO = Dimension.TIME, Dimension.SIZE, Dimension.ENERGY, Dimension.POWER
 QUERY_RATE = Sense.AT_LEAST, Dimension.QUERIES
 SCORE_THRESHOLD = Sense.EQUALS, Dimension.SHARE
 """The score from which a detector's boxes count: a multiple of 5%."""
-LIMITS: Mapping[str, Mapping[str, Limit]] = {one.name: one.limits for one in JUDGED}
+LIMITS: Mapping[str, Mapping[str, Limit]] = {table.name: table.limits for table in JUDGED}
 """The limits in each table, in the order of the criteria. A table may be an array of tables."""
 OPTIONS, PACKAGES = "options", "packages"
 Kind = Limit | type | str
@@ -79,7 +79,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     "build": {"artifact": str, "backend": str, "precision": Precision, "options": OPTIONS},
     "evidence": {"preregistered": bool},
     ENVIRONMENT.name: {"gpu": str, "driver": str, "cpu": str, "python": str, "packages": PACKAGES},
-    **{one.name: {**(LOAD if one.is_measured else {}), **one.limits} for one in JUDGED},
+    **{table.name: {**(LOAD if table.is_measured else {}), **table.limits} for table in JUDGED},
     SPEEDUP.name: {"over": str, "batch_size": int, "length": int, **SPEEDUP.limits},
     ACCURACY.name: {**ACCURACY.limits, "at_threshold": SCORE_THRESHOLD},
     OUTPUTS.name: {"output": str, "steps": int, **OUTPUTS.limits},
@@ -172,8 +172,8 @@ class Criterion:
 
     def measure_distance(self, value: float) -> float:
         """Absolute log ratio of a time, rate, or loss to the limit; infinite if one is not positive."""
-        one, other = self.base + value, self.base + float(self.threshold)
-        return abs(log(one) - log(other)) if one > 0 and other > 0 else inf
+        observed, limit = self.base + value, self.base + float(self.threshold)
+        return abs(log(observed) - log(limit)) if observed > 0 and limit > 0 else inf
 
     def move_limit(self, distance: float) -> float:
         """The limit of a time, rate, or loss, loosened by `distance`, the logarithm of a ratio."""
@@ -327,17 +327,17 @@ def _read_tables(value: object, section: str) -> Iterator[Mapping[str, Any]]:
         if not isinstance(table, dict):
             wanted = "a table or an array of tables" if several else "a table"
             raise _BadKeyError(f"{section} = {table!r}: expected {wanted}", section, number, None)
-        found = _read_table(table, section, number)
+        values = _read_table(table, section, number)
         try:
-            _require_complete(found, section)
+            _require_complete(values, section)
         except ValueError as error:
             raise _BadKeyError(f"{section}: {error}", section, number, None) from error
-        yield found
+        yield values
 
 
 def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> Mapping[str, Any]:
     keys = TABLES[section] if section in TABLES else _PLUGIN_TABLES[section.partition(".")[0]]
-    found = {}
+    values = {}
     for key, value in table.items():
         if key not in keys:
             known = [*keys, *filter(None, TABLES)] if not section else list(keys)
@@ -346,7 +346,7 @@ def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> M
             place = f"[{section}]" if section else "the top level"
             raise _BadKeyError(f"unknown key {key!r} in {place}; {hint}", section, number, key)
         try:
-            found[key] = _read_value(keys[key], value)
+            values[key] = _read_value(keys[key], value)
         except ValueError as error:
             what, name = str(error), f"{section}.{key}" if section else key
             if isinstance(value, dict):
@@ -356,7 +356,7 @@ def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> M
             else:
                 name += f" = {value!r}:"
             raise _BadKeyError(f"{name} {what}", section, number, key) from error
-    return found
+    return values
 
 
 def _read_value(kind: Kind, value: object) -> Any:
@@ -372,7 +372,7 @@ def _read_value(kind: Kind, value: object) -> Any:
     elif kind in (OPTIONS, PACKAGES):
         if not isinstance(value, dict):
             raise ValueError("expected a table")
-        return {name: _read_option(each, kind == PACKAGES) for name, each in value.items()}
+        return {name: _read_option(option, kind == PACKAGES) for name, option in value.items()}
     elif isinstance(kind, type) and issubclass(kind, StrEnum):
         if value not in list(kind):
             raise ValueError(f"must be one of {', '.join(kind)}")
@@ -398,25 +398,28 @@ def _read_limit(
 
     Raises ValueError for an invalid limit, and for one that is always or never met.
     """
-    found, least = quantity_from_text(value, dimension), sense is Sense.AT_LEAST
+    limit, least = quantity_from_text(value, dimension), sense is Sense.AT_LEAST
     largest = {
         Dimension.SHARE: (1, "100%"),
         Dimension.NUMBER: (1, "1"),
         Dimension.POINTS: (100, "100 points"),
     }
     most, shown = largest.get(dimension, (inf, ""))
-    if sense is Sense.EQUALS and min(abs(found - each) for each in SCORE_THRESHOLDS) > 1e-9:
+    if (
+        sense is Sense.EQUALS
+        and min(abs(limit - threshold) for threshold in SCORE_THRESHOLDS) > 1e-9
+    ):
         raise ValueError(f'"{value}" must be 5%, 10%, …, or 95%')
-    if found == 0 and dimension is Dimension.QUERIES:
+    if limit == 0 and dimension is Dimension.QUERIES:
         raise ValueError(f'invalid rate "{value}": it must be greater than zero')
-    if least and found > most:
+    if least and limit > most:
         raise ValueError(f'"{value}" can never be met: the maximum is {shown}')
-    if found == 0 and least:
+    if limit == 0 and least:
         raise ValueError(f'"{value}" is always met; remove it or set a meaningful limit')
-    if found == 0 and dimension in NEVER_ZERO:
+    if limit == 0 and dimension in NEVER_ZERO:
         raise ValueError(f'"{value}" can never be met')
     counted = "sample" if isinstance(value, str) and "sample" in value else "image"
-    return found, choose_dimension(dimension, counted), score_from_text(value)
+    return limit, choose_dimension(dimension, counted), score_from_text(value)
 
 
 def _require_complete(table: Mapping[str, Any], section: str) -> None:
@@ -488,18 +491,20 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                 )
 
 
-_ANY_UNIT = tuple(each for each in Dimension if each not in (Dimension.QUERIES, Dimension.POINTS))
+_ANY_UNIT = tuple(
+    dimension for dimension in Dimension if dimension not in (Dimension.QUERIES, Dimension.POINTS)
+)
 
 
-def _list_plugin_criteria(section: str, found: object) -> Iterator[Criterion]:
+def _list_plugin_criteria(section: str, tables: object) -> Iterator[Criterion]:
     """The limits of `[metrics.NAME]`, whose unit says what the metric is, or of `[scores.NAME]`: a policy is read without the
     plug-in too.
     """
     limits = [key for key in _PLUGIN_TABLES[section] if key not in LOAD]
-    if not isinstance(found, dict):
+    if not isinstance(tables, dict):
         problem = f"{section}: expected a table for each, such as [{section}.NAME]"
         raise _BadKeyError(problem, section, 0, None)
-    for name, value in found.items():
+    for name, value in tables.items():
         for number, table in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(table, dict):
                 problem = f"{section}.{name}: expected a table with {' or '.join(limits)}"
@@ -583,41 +588,47 @@ def _read_plugin_limit(name: str, key: str, value: object) -> tuple[Sense, float
 def _find_dimension(value: object) -> Dimension:
     """The dimension that the unit of a limit has; a bare number has none."""
     unit = value.strip().lstrip("+-0123456789.eE").strip() if isinstance(value, str) else ""
-    return next((each for each in _ANY_UNIT if unit and unit in each.units), Dimension.NUMBER)
+    return next(
+        (dimension for dimension in _ANY_UNIT if unit and unit in dimension.units), Dimension.NUMBER
+    )
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:
     by_name: dict[str, Criterion] = {}
-    for one in criteria:
-        if one.name in by_name:
+    for criterion in criteria:
+        if criterion.name in by_name:
             raise ValueError(
-                f"{one.name} has two limits: {by_name[one.name].limit} and {one.limit}; keep one"
+                f"{criterion.name} has two limits: {by_name[criterion.name].limit} and {criterion.limit}; keep one"
             )
-        by_name[one.name] = one
-    for one in criteria:
-        for other in criteria if one.is_of(LATENCY) else ():
-            if not other.is_of(LATENCY) or other.where != one.where:
+        by_name[criterion.name] = criterion
+    for criterion in criteria:
+        for other in criteria if criterion.is_of(LATENCY) else ():
+            if not other.is_of(LATENCY) or other.where != criterion.where:
                 continue
-            mine, theirs = one.find_metric(), other.find_metric()
+            mine, theirs = criterion.find_metric(), other.find_metric()
             alike = theirs.is_over_processes == mine.is_over_processes
             if (
                 alike
                 and theirs.percent > mine.percent
-                and float(other.threshold) < float(one.threshold)
+                and float(other.threshold) < float(criterion.threshold)
             ):
-                problem = f"{one.name} ({one.limit}) has no effect"
+                problem = f"{criterion.name} ({criterion.limit}) has no effect"
                 reason = f"{other.metric} is already limited to {other.limit}"
                 raise ValueError(f"{problem}: {reason}; a lower percentile needs a smaller limit")
-    shares = {one.metric: float(one.threshold) for one in criteria if one.is_of(PRECISION)}
+    shares = {
+        criterion.metric: float(criterion.threshold)
+        for criterion in criteria
+        if criterion.is_of(PRECISION)
+    }
     if (total := sum(shares.values())) > 1 + 1e-9:
         raise ValueError(
             f"precision: {' and '.join(shares)} add up to {format_quantity(total, Dimension.SHARE)} of the MACs"
         )
     gpu = by_name.get(f"{ENVIRONMENT}.gpu")
     if gpu is not None and gpu.threshold == "none":
-        for one in criteria:
-            if one.table.needs_gpu or one.name == f"{ENVIRONMENT}.driver":
-                raise ValueError(f'{one.name} requires a GPU, but environment.gpu = "none"')
+        for criterion in criteria:
+            if criterion.table.needs_gpu or criterion.name == f"{ENVIRONMENT}.driver":
+                raise ValueError(f'{criterion.name} requires a GPU, but environment.gpu = "none"')
     for metric, share in shares.items():
         if wanted is not None and metric != wanted and share > 0.5:
             raise ValueError(f'precision.{metric} contradicts build.precision = "{wanted}"')
@@ -625,17 +636,17 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | 
 
 def _find_line(text: str, section: str, number: int, key: str | None) -> int | None:
     """The line of a key, or of its table's header; None for TOML that is not written line by line."""
-    header, count, found = "", -1, None
+    header, count, start = "", -1, None
     for at, line in enumerate(text.splitlines(), start=1):
         if table := re.match(r"\s*\[+\s*([^\]\s]+)", line):
             header = table[1]
             count += header == section
-            found = at if header == (section or key) and count in (number, -1) else found
+            start = at if header == (section or key) and count in (number, -1) else start
         elif header == "" or (header == section and count == number):
             name = re.match(r"\s*[\"']?([^\s\"'=]+)[\"']?\s*=", line)
             if name and name[1] == (key or section):
                 return at
-    return found
+    return start
 
 
 TEMPLATE = Path(__file__).with_name("policy-template.toml")

@@ -71,7 +71,7 @@ def find_other_facts(stated: Stated) -> Iterator[str]:
         for gpu in environment.gpus:
             words = re.findall(r"[A-Za-z0-9]+", gpu.name)
             expected = {
-                COMPUTE_CAPABILITIES[each] for each in words if each in COMPUTE_CAPABILITIES
+                COMPUTE_CAPABILITIES[word] for word in words if word in COMPUTE_CAPABILITIES
             }
             expected |= {known.setdefault(gpu.name, gpu.compute_capability)}
             if expected != {gpu.compute_capability} or gpu.memory_bytes <= 0:
@@ -97,19 +97,19 @@ def check_previous(request: DossierRequest) -> Iterator[str]:
             yield f"the earlier {name} is {figure.value:g}, from {figure.low:g} to {figure.high:g}"
 
 
-def check_output_check(one: Measurement) -> Iterator[str]:
-    check = one.output_check
+def check_output_check(measurement: Measurement) -> Iterator[str]:
+    check = measurement.output_check
     if check is None:
         return
-    if not 0 <= check.checked <= one.load.output_checks:
-        yield f"{one.id}: {check.checked} of {one.load.output_checks} outputs were checked"
-    if not check.passed and "wrong-output" not in {reason.code for reason in one.reasons}:
-        yield f"{one.id}: an output was wrong, and no reason says so"
+    if not 0 <= check.checked <= measurement.load.output_checks:
+        yield f"{measurement.id}: {check.checked} of {measurement.load.output_checks} outputs were checked"
+    if not check.passed and "wrong-output" not in {reason.code for reason in measurement.reasons}:
+        yield f"{measurement.id}: an output was wrong, and no reason says so"
     error, most = check.relative_error, (check.tolerance or "").rpartition(" ")[2]
     if error is not None and not (error >= 0 and isfinite(error)):
-        yield f"{one.id}: its outputs differ by {error:g}"
+        yield f"{measurement.id}: its outputs differ by {error:g}"
     elif check.passed and (error or 0.0) > _read_number(most) * (1 + SIX_DIGITS):
-        yield f"{one.id}: outputs that differ by {error:g} passed with {check.tolerance!r}"
+        yield f"{measurement.id}: outputs that differ by {error:g} passed with {check.tolerance!r}"
 
 
 def _read_number(word: str) -> float:
@@ -136,8 +136,8 @@ def check_calibration(evaluated: Evaluation, builds: Mapping[str, Entry[Any]]) -
     for row in evaluated.results:
         build = builds.get(row.artifact or "")
         parents = build.manifest.parents if build else ()
-        graphs = [builds[each].info for each in parents if each in builds]
-        sets = {each.set.sha256 for each in graphs if isinstance(each, GraphInfo) and each.set}
+        graphs = [builds[parent].info for parent in parents if parent in builds]
+        sets = {graph.set.sha256 for graph in graphs if isinstance(graph, GraphInfo) and graph.set}
         if evaluated.dataset.sha256 in sets and row.calibrated_on != row.samples:
             yield f"{row.artifact} was calibrated on its {row.samples} samples, and says {row.calibrated_on}"
 
@@ -145,18 +145,21 @@ def check_calibration(evaluated: Evaluation, builds: Mapping[str, Entry[Any]]) -
 def find_other_predictions(runs: Iterable[Run]) -> Iterator[str]:
     """Two evaluations of one classifier's engine on the same samples, with other predictions."""
     evaluated = [(run, read_evaluation(run)) for run in runs if run.kind == "evaluate"]
-    for (run, one), (later, other) in combinations(evaluated, 2):
-        if (one.dataset.sha256, one.model_id, one.task) != (
-            other.dataset.sha256,
-            other.model_id,
-            other.task,
-        ) or not all(each.files.has(PREDICTIONS) for each in (run, later)):
+    for (run, before), (later, after) in combinations(evaluated, 2):
+        if (before.dataset.sha256, before.model_id, before.task) != (
+            after.dataset.sha256,
+            after.model_id,
+            after.task,
+        ) or not all(side.files.has(PREDICTIONS) for side in (run, later)):
             continue
         first, second = read_predictions(run), read_predictions(later)
-        files = [{row.artifact: row.sha256 for row in each.results} for each in (one, other)]
+        files = [
+            {row.artifact: row.sha256 for row in evaluation.results}
+            for evaluation in (before, after)
+        ]
         for artifact in files[0].keys() & files[1].keys():
             name = f"{artifact or 'source'}:best"
-            hashes = {each[artifact] for each in files} - {None}
+            hashes = {hashes_of[artifact] for hashes_of in files} - {None}
             if len(hashes) > 1 or name not in first.columns or name not in second.columns:
                 continue
             both = first.select("path", mine=pl.col(name).list.first()).join(
@@ -184,19 +187,22 @@ def check_preprocessing(record: PreprocessRecord, rows: pl.DataFrame, run: Run) 
             yield f"the differences after {step.step} are none"
     if {"mean_levels", "max_levels"} <= set(rows.columns):
         levels = {
-            name: each for name, *each in rows.select("image", "mean_levels", "max_levels").rows()
+            name: levels_of
+            for name, *levels_of in rows.select("image", "mean_levels", "max_levels").rows()
         }
         if not all(
             0 <= mean <= most * (1 + ROUNDING) < 2 * LEVELS for mean, most in levels.values()
         ):
             yield "the levels of an image are none"
-        for one in parity.worst:
-            expected = levels.get(one.image)
+        for sample in parity.worst:
+            expected = levels.get(sample.image)
             if expected is None or not all(
                 isclose(mine, theirs, rel_tol=ROUNDING, abs_tol=ROUNDING)
-                for mine, theirs in zip((one.mean_levels, one.max_levels), expected, strict=True)
+                for mine, theirs in zip(
+                    (sample.mean_levels, sample.max_levels), expected, strict=True
+                )
             ):
-                yield f"the levels of {one.image} are not those of its row"
+                yield f"the levels of {sample.image} are not those of its row"
     if record.task in (Task.DETECTION, Task.SEGMENTATION):
         yield from find_impossible_answers(record.task, Known(2**8), rows)
 

@@ -34,20 +34,20 @@ def list_verdicts(store: Store) -> Iterator[tuple[str, VerdictRecord | str]]:
 def find_previous(entry: Entry[ArtifactInfo], store: Store) -> PreviousSignoff | None:
     """The newest sign-off of the same model, backend, and precision in the workspace; None if there is none."""
     wanted = entry.info.model, entry.info.backend, str(entry.info.precision)
-    found = [
-        one
-        for _, one in list_verdicts(store)
-        if isinstance(one, VerdictRecord)
-        and one.created_utc <= get_utc_time()  # a clock may have been set back
-        and (one.model, one.artifact.backend, one.artifact.precision) == wanted
+    records = [
+        record
+        for _, record in list_verdicts(store)
+        if isinstance(record, VerdictRecord)
+        and record.created_utc <= get_utc_time()  # a clock may have been set back
+        and (record.model, record.artifact.backend, record.artifact.precision) == wanted
     ]
-    if not found:
+    if not records:
         return None
-    newest = max(found, key=lambda one: one.created_utc)
+    newest = max(records, key=lambda record: record.created_utc)
     figures = {
-        one.name: PreviousFigure(one.observed, *one.ci)
-        for one in newest.criteria
-        if isinstance(one.observed, float) and one.ci is not None
+        criterion.name: PreviousFigure(criterion.observed, *criterion.ci)
+        for criterion in newest.criteria
+        if isinstance(criterion.observed, float) and criterion.ci is not None
     }
     return PreviousSignoff(newest.dossier_name, newest.verdict, newest.created_utc, figures)
 
@@ -56,25 +56,27 @@ def describe_since(previous: PreviousSignoff, record: VerdictRecord) -> Sentence
     """`since the last sign-off  PASS on 2026-11-21: p99 latency 10.0 ms to 11.0 ms (+10.0%)`; a change is one beyond both intervals."""
     changes = [
         text
-        for one in record.criteria
-        if (before := previous.figures.get(one.name)) is not None
-        and (text := _describe_change(one, before))
+        for criterion in record.criteria
+        if (before := previous.figures.get(criterion.name)) is not None
+        and (text := _describe_change(criterion, before))
     ]
     rest = len(changes) - MOST_SHOWN
     shown = "; ".join(changes[:MOST_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
-    compared = sum(one.name in previous.figures for one in record.criteria)
+    compared = sum(criterion.name in previous.figures for criterion in record.criteria)
     if not changes:
         shown = "no figure differs beyond its interval" if compared else "no figure is in both"
     text = f"{previous.verdict} on {previous.created_utc[:10]} ({previous.dossier_name}): {shown}"
     return Sentence(text, label="since the last sign-off")
 
 
-def _describe_change(one: CriterionResult, before: PreviousFigure) -> str:
+def _describe_change(criterion: CriterionResult, before: PreviousFigure) -> str:
     """Empty if the intervals meet."""
-    if one.unit is None or not isinstance(one.observed, float) or one.ci is None:
+    if criterion.unit is None or not isinstance(criterion.observed, float) or criterion.ci is None:
         return ""
-    if one.ci[0] <= before.high and before.low <= one.ci[1]:
+    if criterion.ci[0] <= before.high and before.low <= criterion.ci[1]:
         return ""
-    old, new = (format_quantity(each, one.unit) for each in (before.value, one.observed))
-    share = f" ({100 * (one.observed / before.value - 1):+.1f}%)" if before.value else ""
-    return f"{one.name} {old} to {new}{share}"
+    old, new = (
+        format_quantity(value, criterion.unit) for value in (before.value, criterion.observed)
+    )
+    share = f" ({100 * (criterion.observed / before.value - 1):+.1f}%)" if before.value else ""
+    return f"{criterion.name} {old} to {new}{share}"

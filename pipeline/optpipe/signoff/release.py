@@ -72,7 +72,7 @@ def sign_off(
             listener.warn(looser)
         package = BACKENDS[dossier.artifact.info.backend].package
         for version in {
-            one.environment.get_fact(f"packages.{package}") for one in evidence.measured
+            process.environment.get_fact(f"packages.{package}") for process in evidence.measured
         }:
             if missing := find_missing_release(dossier.artifact.info, version):
                 listener.inform(missing)

@@ -110,7 +110,9 @@ def summarize_verdict(record: VerdictRecord) -> str:
     build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
     counted = record.counted
     worst = [
-        one for one in _order_criteria(record) if one in counted and one.verdict is record.verdict
+        criterion
+        for criterion in _order_criteria(record)
+        if criterion in counted and criterion.verdict is record.verdict
     ]
     tail = _name_waivers(record)
     share = f"{len(worst)} of {len(counted)} criteria {'is' if len(worst) == 1 else 'are'}"
@@ -128,7 +130,7 @@ def summarize_verdict(record: VerdictRecord) -> str:
 
 def _name_waivers(record: VerdictRecord) -> str:
     """` 1 criterion was waived: latency.p99.b8 (FAIL).`; empty without waivers."""
-    names = [f"{one.name} ({one.verdict})" for one in record.waived]
+    names = [f"{criterion.name} ({criterion.verdict})" for criterion in record.waived]
     if not names:
         return ""
     return f" {len(names)} criteri{'on was' if len(names) == 1 else 'a were'} waived: {', '.join(names)}."
@@ -140,7 +142,7 @@ ACRONYMS = ("cv", "f1", "gpu", "cpu", "snr")
 def _name_criterion(name: str) -> str:
     """The words for a criterion: `p99 latency` for `latency.p99.b8`, `Accuracy drop` for `accuracy.maximum_drop`."""
     section, metric, *_ = name.split(".")
-    words = [each for each in metric.split("_") if each not in ("minimum", "maximum")]
+    words = [word for word in metric.split("_") if word not in ("minimum", "maximum")]
     table = SECTIONS.get(section)
     if table is not None and table.names_key_first:
         return " ".join((*words, section))
@@ -148,7 +150,7 @@ def _name_criterion(name: str) -> str:
         key = name.split(".")[2] if name.count(".") > 1 else ""
         return f"{words[0]} drop" if key == DROP else words[0]
     words = [*section.split("_"), *words] if table else words  # a criterion of trust has no table
-    words = [each.upper() if each in ACRONYMS else each for each in words]
+    words = [word.upper() if word in ACRONYMS else word for word in words]
     return " ".join((words[0].title(), *words[1:]))
 
 
@@ -173,14 +175,20 @@ def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
     """The remedy of the criterion that decides; how to deploy a build that passes."""
     if record.verdict is Verdict.PASS:
         return Call("deploy", dossier)
-    remedies = (one.remedy for one in _order_criteria(record) if one.remedy and one.counts)
+    remedies = (
+        criterion.remedy
+        for criterion in _order_criteria(record)
+        if criterion.remedy and criterion.counts
+    )
     return next(remedies, "measure what the policy requires")
 
 
 def list_waivers(record: VerdictRecord) -> Iterator[Sentence]:
-    for one in record.waived:
+    for criterion in record.waived:
         yield Sentence(
-            f"`{one.name}` is {one.verdict} and does not count: {one.waived}", Tone.BAD, "WAIVED"
+            f"`{criterion.name}` is {criterion.verdict} and does not count: {criterion.waived}",
+            Tone.BAD,
+            "WAIVED",
         )
 
 
@@ -190,9 +198,9 @@ def list_notes(record: VerdictRecord) -> Iterator[Sentence]:
     )
 
 
-def _name_load(one: CriterionResult) -> str:
+def _name_load(criterion: CriterionResult) -> str:
     """`batch 8, single-stream, compute`, without the processes."""
-    return one.about.partition(";")[0]
+    return criterion.about.partition(";")[0]
 
 
 def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
@@ -200,22 +208,29 @@ def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
     rank = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2}
     return sorted(
         record.criteria,
-        key=lambda one: (rank[one.verdict] if one.counts else 1.5, "trust." in one.name),
+        key=lambda criterion: (
+            rank[criterion.verdict] if criterion.counts else 1.5,
+            "trust." in criterion.name,
+        ),
     )
 
 
 def tabulate_criteria(record: VerdictRecord) -> Table:
     """The decisive criteria first; those of trust that pass share one row."""
     passed = [
-        one
-        for one in record.counted
-        if one.verdict is Verdict.PASS and one.name.startswith("trust.")
+        criterion
+        for criterion in record.counted
+        if criterion.verdict is Verdict.PASS and criterion.name.startswith("trust.")
     ]
     trusted = passed if len(passed) > 1 else []
-    rows = [_list_criterion_cells(one) for one in _order_criteria(record) if one not in trusted]
+    rows = [
+        _list_criterion_cells(criterion)
+        for criterion in _order_criteria(record)
+        if criterion not in trusted
+    ]
     if trusted:
-        names = ", ".join(_name_criterion(one.name) for one in trusted).capitalize()
-        why = "; ".join(one.reason for one in trusted)
+        names = ", ".join(_name_criterion(criterion.name) for criterion in trusted).capitalize()
+        why = "; ".join(criterion.reason for criterion in trusted)
         rows.append(
             (names, "trust.*", Cell(Verdict.PASS, Tone.GOOD), "", trusted[0].limit, "", why)
         )
@@ -234,32 +249,32 @@ def tabulate_criteria(record: VerdictRecord) -> Table:
     return make_table(columns, rows, id="criteria", row_counts=counts)
 
 
-def _list_criterion_cells(one: CriterionResult) -> Row:
-    observed, tone, gauge = format_observed(one), TONES[one.verdict], None
-    value = one.observed if isinstance(one.observed, int | float) else None
-    if value is not None and isinstance(one.threshold, int | float):
+def _list_criterion_cells(criterion: CriterionResult) -> Row:
+    observed, tone, gauge = format_observed(criterion), TONES[criterion.verdict], None
+    value = criterion.observed if isinstance(criterion.observed, int | float) else None
+    if value is not None and isinstance(criterion.threshold, int | float):
         gauge = Gauge(
             value,
-            *(one.ci or (value, value)),
-            one.threshold,
-            one.limit.startswith("at least"),
+            *(criterion.ci or (value, value)),
+            criterion.threshold,
+            criterion.limit.startswith("at least"),
             tone,
         )
     text, _, interval = observed.partition(" [")
-    why = "" if text != "–" and observed in one.reason else one.reason
+    why = "" if text != "–" and observed in criterion.reason else criterion.reason
     return (
-        _name_criterion(one.name),
-        one.name,
-        Cell(one.verdict, tone, "" if one.counts else "waived"),
+        _name_criterion(criterion.name),
+        criterion.name,
+        Cell(criterion.verdict, tone, "" if criterion.counts else "waived"),
         Cell(
             "" if text == "–" else text,
             note=f"[{interval}" if interval else "",
             value=value,
             gauge=gauge,
         ),
-        one.limit,
-        one.about,
-        Cell(why, note="→ " + one.remedy if one.remedy else ""),
+        criterion.limit,
+        criterion.about,
+        Cell(why, note="→ " + criterion.remedy if criterion.remedy else ""),
     )
 
 
@@ -267,46 +282,52 @@ def document_from_pipeline_run(
     steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path
 ) -> Document:
     texts = (
-        f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s"
-        + ("  " + one.reason if one.reason else "")
-        for one in steps
+        f"{step.status:<8} {step.name:<11} {step.seconds:.1f} s"
+        + ("  " + step.reason if step.reason else "")
+        for step in steps
     )
     return make_document([*map(Sentence, texts), *_list_verdict_parts(record, dossier)])
 
 
-def document_from_verification(found: VerificationRecord) -> Document:
-    if found.recomputed is None:
-        more = len(found.problems) - 20
+def document_from_verification(verification: VerificationRecord) -> Document:
+    if verification.recomputed is None:
+        more = len(verification.problems) - 20
         rest = (f"and {more} more",) if more > 0 else ()
         why = (
             ": the seal is intact, but not every figure follows from the raw files"
-            if found.as_sealed
+            if verification.as_sealed
             else ""
         )
-        remedy = NOT_RECOMPUTED if found.as_sealed else ""
-        text = f"{found.dossier}{why}"
+        remedy = NOT_RECOMPUTED if verification.as_sealed else ""
+        text = f"{verification.dossier}{why}"
         return make_document(
-            [Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)]
+            [Sentence(text, Tone.BAD, "NOT INTACT", (*verification.problems[:20], *rest), remedy)]
         )
-    stated = "; ".join(one.partition(": stated by ")[0] for one in found.unbacked)
+    stated = "; ".join(
+        statement.partition(": stated by ")[0] for statement in verification.unbacked
+    )
     audit = Sentence(
-        f"measured again on this machine, drawn by seed {found.audit_seed}", Tone.STRONG, "audit"
+        f"measured again on this machine, drawn by seed {verification.audit_seed}",
+        Tone.STRONG,
+        "audit",
     )
     return make_document(
         [
-            *_list_verdict_parts(found.recomputed, None),
-            *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
+            *_list_verdict_parts(verification.recomputed, None),
+            *(Sentence(text, Tone.DOUBTFUL, "not compared") for text in verification.not_compared),
             Sentence(stated, Tone.FAINT, "not recomputable (taken from the manifests)")
             if stated
             else None,
             Sentence(
-                f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}",
+                f"{verification.files} files, {format_bytes(verification.size_bytes)}, {verification.signature}",
                 Tone.GOOD,
                 "intact",
             ),
-            Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
-            Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
-            *((audit, tabulate_results(found.audit)) if found.audit else ()),
+            Sentence(UNSIGNED, Tone.DOUBTFUL)
+            if verification.signature.startswith("not signed")
+            else None,
+            Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in verification.signature else None,
+            *((audit, tabulate_results(verification.audit)) if verification.audit else ()),
         ]
     )
 
@@ -321,7 +342,7 @@ def page_from_verdict(
     difference: ProfileDifference | None = None,
     previous: PreviousSignoff | None = None,
 ) -> Page:
-    counted = [one.verdict for one in record.counted]
+    counted = [criterion.verdict for criterion in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
     proven = (
         "p90 and p99 pool all requests; other figures average processes. The verdict holds for this machine as it was measured,"
@@ -383,7 +404,7 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
     yield from (f"{gpu.name}, driver {gpu.driver}" for gpu in environment.gpus[:1])
     if not environment.gpus and environment.packages:
         yield environment.cpu
-    packages = next((each.subject.packages for each in record.groups), ())
+    packages = next((group.subject.packages for group in record.groups), ())
     packages = packages or list_runtime_packages(record.artifact.backend)
     for package in packages[:1] if environment.packages else ():
         yield f"{package} {environment.get_fact(f'packages.{package}')}"
@@ -421,8 +442,8 @@ def _list_comparison_sections(
     comparison: Comparison, figures: Sequence[Figure | Sentence]
 ) -> Iterator[Section]:
     yield Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
-    stated = tuple(each for each in figures if isinstance(each, Sentence))
-    drawn = tuple(each for each in figures if isinstance(each, Figure))
+    stated = tuple(part for part in figures if isinstance(part, Sentence))
+    drawn = tuple(part for part in figures if isinstance(part, Figure))
     yield Section("Figures", (*drawn[:LARGE_FIGURES], *stated), "figures")
     yield Section("Diagnostics", drawn[LARGE_FIGURES:], "diagnostics", folded=True)
 
@@ -438,12 +459,16 @@ def _make_evidence_section(text: str, environment: Environment, *more: Section) 
 
 def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
     """The decisive figure of each section of the policy, as in the table of criteria."""
-    figures = [one for one in _order_criteria(record)[::-1] if isinstance(one.observed, float)]
-    quoted = {one.name.partition(".")[0]: one for one in figures}
+    figures = [
+        criterion
+        for criterion in _order_criteria(record)[::-1]
+        if isinstance(criterion.observed, float)
+    ]
+    quoted = {criterion.name.partition(".")[0]: criterion for criterion in figures}
     for section in [table.name for table in list_tiles() if table.name in quoted][:MAX_TILES]:
-        one = quoted[section]
-        limit = f"{one.limit}{', ' if one.about else ''}{_name_load(one)}"
-        yield _name_criterion(one.name), format_observed(one).partition(" [")[0], limit
+        criterion = quoted[section]
+        limit = f"{criterion.limit}{', ' if criterion.about else ''}{_name_load(criterion)}"
+        yield _name_criterion(criterion.name), format_observed(criterion).partition(" [")[0], limit
 
 
 REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = (
@@ -494,7 +519,7 @@ def make_dossier_page(
 def _list_limits(run: Run, stage: StageProfile) -> Iterator[Sentence]:
     """The largest findings of a stage, and who recomputes them."""
     findings = stage.profile.findings[:8]
-    yield from (Sentence(one.advice, Tone.STRONG, one.rule) for one in findings)
+    yield from (Sentence(finding.advice, Tone.STRONG, finding.rule) for finding in findings)
     if findings and has_tables(run, stage):
         yield Sentence(
             f"These follow from the trace of {run.name}: `"
@@ -557,16 +582,24 @@ def compare_dossier(
     """
     request = dossier.request
     bench = [run for run in dossier.runs if run.kind == "bench"]
-    measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
+    measured = tuple(
+        process for run in bench for process in measurements_from_run(run, whole=False)
+    )
     stated = sum(len(read_measurements(run.files)) for run in bench)
-    mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
-    newest = max(mine or measured, key=lambda one: one.measurement.started_utc, default=None)
+    mine = [
+        process for process in measured if process.measurement.subject.artifact == request.artifact
+    ]
+    newest = max(
+        mine or measured, key=lambda process: process.measurement.started_utc, default=None
+    )
     place = newest.environment if newest else Environment()
     near = tuple(
-        one for one in measured if not find_environment_differences(place, one.environment)
+        process
+        for process in measured
+        if not find_environment_differences(place, process.environment)
     )
     others = _find_namesakes(dossier)
-    here = tuple(one for one in near if one.measurement.subject.artifact not in others)
+    here = tuple(process for process in near if process.measurement.subject.artifact not in others)
     if not here:
         first = "first run " + Call("bench", request.model)
         reason = f"no measurements of {request.model}; " + first
@@ -606,12 +639,13 @@ def compare_dossier(
 def _find_namesakes(dossier: Dossier) -> set[str]:
     """Builds that a table would show as the judged one, or as builds of its model, although they are not."""
     judged, exported = dossier.request.artifact, dossier.manifests
-    labels = {each.id: each.info.label for each in dossier.artifacts}
+    labels = {build.id: build.info.label for build in dossier.artifacts}
     models = {
-        each.id: judged_build_from_entry(each, exported).model_sha256 for each in dossier.artifacts
+        build.id: judged_build_from_entry(build, exported).model_sha256
+        for build in dossier.artifacts
     }
-    of_its_label = {each for each in labels if labels[each] == labels.get(judged)}
-    of_other_models = {each for each in models if models[each] != models.get(judged)}
+    of_its_label = {build for build in labels if labels[build] == labels.get(judged)}
+    of_other_models = {build for build in models if models[build] != models.get(judged)}
     return (of_its_label | of_other_models) - {judged}
 
 
@@ -640,14 +674,16 @@ def _list_pictures(runs: Sequence[Run], root: Path) -> Iterator[Figure]:
     """The images of the newest parity proof that differ most."""
     for run in newest_runs(runs, "preprocess")[:1]:
         worst = record_from_files(run.files, PREPROCESSING, PreprocessRecord).parity.worst
-        for each in worst[:MAX_IMAGES]:
-            if run.files.has(each.file):
-                data = base64.b64encode(run.files.read(each.file)).decode()
+        for image in worst[:MAX_IMAGES]:
+            if run.files.has(image.file):
+                data = base64.b64encode(run.files.read(image.file)).decode()
                 caption = (
-                    f"The model's own, DALI's, and their difference (×{each.difference_times:.3g})"
+                    f"The model's own, DALI's, and their difference (×{image.difference_times:.3g})"
                 )
                 files = (
-                    *list_raw_files((run,), root, each.file),
+                    *list_raw_files((run,), root, image.file),
                     *list_raw_files((run,), root, ROWS),
                 )
-                yield Figure(Path(each.image).name, caption, f"data:image/png;base64,{data}", files)
+                yield Figure(
+                    Path(image.image).name, caption, f"data:image/png;base64,{data}", files
+                )

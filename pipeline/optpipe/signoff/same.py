@@ -39,9 +39,9 @@ def describe_evidence(wanted: SignoffRequest, store: Store) -> Mapping[str, Any]
             if run.kind in JUDGED_RUNS and is_run_about(run, judged)
         ),
         "verifications": sorted(
-            one.id
-            for one in store.list_entries(VerificationInfo)
-            if judged.id in one.manifest.parents
+            verification.id
+            for verification in store.list_entries(VerificationInfo)
+            if judged.id in verification.manifest.parents
         ),
         "baseline": None if baseline is None else baseline.hash(SUMS),
     }

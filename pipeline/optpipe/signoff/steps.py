@@ -53,9 +53,9 @@ def run_bench_step(
     backend: str = "",
 ) -> list[Path]:
     """Measures every load of `criteria` on every artifact, those of `backend` with the policy's options; returns the runs."""
-    criteria = [one for one in criteria if find_kind(one.section) == "bench"]
-    found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
-    on_gpu = any(each.info.device != "cpu" for each in artifacts)
+    criteria = [criterion for criterion in criteria if find_kind(criterion.section) == "bench"]
+    stored = tuple(artifact for entry in artifacts for artifact in find_artifacts(entry.id, store))
+    on_gpu = any(entry.info.device != "cpu" for entry in artifacts)
     runs = []
     for load, batches in loads_from_criteria(
         criteria, wanted.min_seconds, MAX_SECONDS, energy=on_gpu
@@ -68,7 +68,7 @@ def run_bench_step(
             options={backend: wanted.policy.options} if backend else {},
             keep_going=False,
         )
-        result = bench_artifacts(found, plan, store, listener)
+        result = bench_artifacts(stored, plan, store, listener)
         if result.interrupted:
             raise KeyboardInterrupt
         runs.append(Path(result.run_dir))
@@ -86,12 +86,12 @@ def run_turns_step(
     """Raises BadInputError if no build, or only the judged one, is called `over`."""
     mine, model = judged.info, judged.manifest.parents[0]
     others = [
-        one
-        for one in store.list_entries(ArtifactInfo)
-        if one.id != judged.id and one.manifest.parents[:1] == (model,)
-        if one.id == over
+        build
+        for build in store.list_entries(ArtifactInfo)
+        if build.id != judged.id and build.manifest.parents[:1] == (model,)
+        if build.id == over
         or (
-            (str(one.info.precision), one.info.backend, one.info.device)
+            (str(build.info.precision), build.info.backend, build.info.device)
             == (over, mine.backend, mine.device)
         )
     ]
@@ -105,8 +105,8 @@ def run_turns_step(
         lengths=None if load.length is None else (load.length,),
         options={mine.backend: wanted.policy.options},
     )
-    (one,), (other,) = (find_artifacts(each.id, store) for each in (others[-1], judged))
-    return measure_turns(one, other, plan, store, listener).path
+    (rival,), (own,) = (find_artifacts(entry.id, store) for entry in (others[-1], judged))
+    return measure_turns(rival, own, plan, store, listener).path
 
 
 Step = Callable[[Sequence[Criterion]], list[Path]]
@@ -145,7 +145,7 @@ def make_steps(
         return [Path(derive_preprocessing(model(), request, store, listener).run_dir)]
 
     def bench(criteria: Sequence[Criterion]) -> list[Path]:
-        if judged.entry.id not in {each.id for each in artifacts}:
+        if judged.entry.id not in {artifact.id for artifact in artifacts}:
             label = f"{judged.entry.info.backend} {judged.entry.info.precision}"
             raise MissingError(f"the judged build ({label}) cannot run on this machine")
         return run_bench_step(
@@ -154,11 +154,16 @@ def make_steps(
 
     def profile(_criteria: Sequence[Criterion]) -> list[Path]:
         """Profiles inference at the largest batch size and length of the policy."""
-        lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
+        lengths = {
+            criterion.where.length for criterion in wanted.policy.criteria if criterion.where.length
+        }
         capture = ProfilePlan(
             stage=(Stage.INFERENCE,),
             batch_size=(
-                max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),
+                max(
+                    (criterion.where.batch_size or 1 for criterion in wanted.policy.criteria),
+                    default=1,
+                ),
             ),
             length=(max(lengths),) if lengths else None,
         )
@@ -167,7 +172,9 @@ def make_steps(
 
     def turns(criteria: Sequence[Criterion]) -> list[Path]:
         """Compares the judged build with each build that a speedup is over."""
-        loads = dict.fromkeys((one.over, one.where) for one in criteria if one.is_of(SPEEDUP))
+        loads = dict.fromkeys(
+            (criterion.over, criterion.where) for criterion in criteria if criterion.is_of(SPEEDUP)
+        )
         return [
             run_turns_step(str(over), where, judged.entry, wanted, store, listener)
             for over, where in loads

@@ -150,15 +150,15 @@ def verify_dossier(
     folder: Path, allowed_signers: Path | None = None, timestamp_roots: Path | None = None
 ) -> VerifiedDossier:
     """Verifies the seal, the numbers, and the reports of a dossier. Raises BadInputError if `folder` is not a dossier."""
-    found = check_dossier(folder, allowed_signers, timestamp_roots)
-    if found.problems or None in (found.content, found.verdict, found.evidence):
-        return found
+    verified = check_dossier(folder, allowed_signers, timestamp_roots)
+    if verified.problems or None in (verified.content, verified.verdict, verified.evidence):
+        return verified
     try:
-        problems, not_compared = _compare_reports(*found.require_intact())
+        problems, not_compared = _compare_reports(*verified.require_intact())
     except list_read_errors() as error:
-        return replace(found, problems=(f"cannot be recomputed: {first_line(error)}",))
+        return replace(verified, problems=(f"cannot be recomputed: {first_line(error)}",))
     return replace(
-        found, problems=tuple(problems), not_compared=(*found.not_compared, *not_compared)
+        verified, problems=tuple(problems), not_compared=(*verified.not_compared, *not_compared)
     )
 
 
@@ -177,16 +177,16 @@ def check_dossier(
     signature = "; ".join(filter(None, (signature, approval, stamp.words)))
     if problems:
         return VerifiedDossier(files, tuple(problems), as_sealed=False, signature=signature)
-    found = VerifiedDossier(files, (), as_sealed=True, signature=signature)
+    verified = VerifiedDossier(files, (), as_sealed=True, signature=signature)
     try:
         problems += _find_foreign_files(files)
         dossier = read_dossier(files)
-        found = replace(found, content=dossier)
+        verified = replace(verified, content=dossier)
         contradictions = [*find_contradictions(dossier)]
         if impossible := [*find_impossible_data(dossier)]:  # nothing is computed from it
-            return replace(found, problems=(*problems, *impossible, *contradictions))
+            return replace(verified, problems=(*problems, *impossible, *contradictions))
         verdict, evidence = judge_dossier(dossier)
-        found = replace(found, verdict=verdict, evidence=evidence)
+        verified = replace(verified, verdict=verdict, evidence=evidence)
         stored, computed = (
             document_from_json(files.read(VERDICT), VERDICT),
             plain_from_record(verdict),
@@ -203,8 +203,8 @@ def check_dossier(
                 problems += compare_recomputed(recompute(run))
         unbacked = () if problems else tuple(list_unbacked(dossier, verdict))
     except list_read_errors() as error:
-        return replace(found, problems=(*problems, f"cannot be recomputed: {first_line(error)}"))
-    return replace(found, problems=tuple(problems), unbacked=unbacked, not_compared=tuple(other))
+        return replace(verified, problems=(*problems, f"cannot be recomputed: {first_line(error)}"))
+    return replace(verified, problems=tuple(problems), unbacked=unbacked, not_compared=tuple(other))
 
 
 def _split_by_version(
@@ -214,7 +214,9 @@ def _split_by_version(
     if request.optpipe == __version__:
         return [*every], []
     other = f"written by optpipe {request.optpipe}, this is {__version__}"
-    return [*serious], [f"{one} ({other})" for one in every if one not in serious]
+    return [*serious], [
+        f"{difference} ({other})" for difference in every if difference not in serious
+    ]
 
 
 def _compare_reports(
@@ -315,10 +317,10 @@ def find_impossible_data(dossier: Dossier) -> Iterator[str]:
     for entry in dossier.builds:
         if _has_errors(entry):
             place = f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS}"
-            yield from (f"{place}: {each}" for each in find_impossible_errors(entry))
+            yield from (f"{place}: {problem}" for problem in find_impossible_errors(entry))
     for folder, runs in (("runs", dossier.every_run), ("baseline/runs", dossier.baseline_runs)):
         for run in runs:
-            yield from (f"{folder}/{run.path.name}/{each}" for each in _find_impossible(run))
+            yield from (f"{folder}/{run.path.name}/{problem}" for problem in _find_impossible(run))
     rows = sum(count_trace_rows(run) for run in dossier.every_run if run.kind == "profile")
     if rows > MAX_TRACE_ROWS:
         yield f"its traces have {rows:,} rows together; at most {MAX_TRACE_ROWS:,} are judged"
@@ -350,11 +352,11 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     request = dossier.request
     stored = record_from_files(dossier.files, REQUEST, dict)
     written = {*stored, "previous"}  # older dossiers do not have it
-    if absent := {each.name for each in fields(DossierRequest)} - written:
+    if absent := {member.name for member in fields(DossierRequest)} - written:
         yield f"{REQUEST}: has no key {', '.join(sorted(absent))}"
     yield from _find_spaced_models(dossier)
     yield from find_contradicting_records(dossier)
-    builds = {each.id: each for each in dossier.builds}
+    builds = {build.id: build for build in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)
     # an approved file may have had the id of the artifact
@@ -379,9 +381,9 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
             rounds = read_versioned(run.files, TURNS, TurnsRecord).speedups
             measured[run.name] = len(rounds)
     about = {run.name for run in dossier.every_run if request.artifact in run.manifest.parents}
-    found = {name: count for name, count in measured.items() if name in about}
+    counted = {name: count for name, count in measured.items() if name in about}
     yield from find_disagreements(
-        dict(request.measurements), found, f"{REQUEST}: measurements", (), "runs/ has"
+        dict(request.measurements), counted, f"{REQUEST}: measurements", (), "runs/ has"
     )
     yield from _check_dates(dossier)
 
@@ -400,10 +402,10 @@ def _check_dates(dossier: Dossier) -> Iterator[str]:
         started, finished = f"{place}: started", f"{place}: finished"
         times |= {started: entry.manifest.started_utc, finished: entry.manifest.finished_utc}
         yield from _check_order(times, started, finished, f"{REQUEST}: created", "now")
-        for one in read_measurements(entry.files) if entry.kind == "bench" else ():
-            measured = f"{entry.files.prefix}{MEASUREMENTS_FILE}: {one.id}: started"
+        for measurement in read_measurements(entry.files) if entry.kind == "bench" else ():
+            measured = f"{entry.files.prefix}{MEASUREMENTS_FILE}: {measurement.id}: started"
             yield from _check_order(
-                times | {measured: one.started_utc}, started, measured, finished
+                times | {measured: measurement.started_utc}, started, measured, finished
             )
 
 
@@ -458,7 +460,7 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
     }:
         yield f"{place}: parents are {_join(entry.manifest.parents)}, but its recipe names {_join(absent)} too"
     if isinstance(info, ArtifactInfo | RecoveredInfo):
-        for parent in (builds[one] for one in entry.manifest.parents if one in builds):
+        for parent in (builds[parent] for parent in entry.manifest.parents if parent in builds):
             if isinstance(parent.info, ModelInfo) and parent.info.weights != info.weights:
                 yield f"{place}: its weights are not those of {BUILDS}/{parent.path.name}"
     if isinstance(info, ArtifactInfo):
@@ -469,7 +471,7 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         for name, value in (*share.macs.items(), *share.layers.items()):
             if not 0 <= value <= 1:
                 yield f"{place}: the share of {name} is {value:g}, which is not from 0 to 1"
-        if any(each.count < 1 for each in share.unknown):
+        if any(part.count < 1 for part in share.unknown):
             yield f"{place}: a number of products of unknown cost is below 1"
     if kind == ModelInfo.KIND:
         asked = recipe.get("model", {}).get("weights", {})
@@ -484,7 +486,7 @@ def _list_texts(value: object) -> Iterator[str]:
     yield from (
         [value]
         if isinstance(value, str)
-        else (text for each in inner for text in _list_texts(each))
+        else (text for part in inner for text in _list_texts(part))
     )
 
 
@@ -508,17 +510,21 @@ def _check_run(
     parents = set(run.manifest.parents)
     if run.kind == "bench":
         measured = read_measurements(run.files)
-        for one in measured:
-            where = f"{place}/{MEASUREMENTS_FILE}: {one.id}"
-            yield from _check_subject(one.subject, builds, where)
-            yield from _check_settings(one.subject, where)
-            files = (one.samples_file, one.machine_file) if one.subject.artifact in needed else ()
+        for measurement in measured:
+            where = f"{place}/{MEASUREMENTS_FILE}: {measurement.id}"
+            yield from _check_subject(measurement.subject, builds, where)
+            yield from _check_settings(measurement.subject, where)
+            files = (
+                (measurement.samples_file, measurement.machine_file)
+                if measurement.subject.artifact in needed
+                else ()
+            )
             yield from (
                 f"{where}: {name} is missing" for name in files if name and not run.files.has(name)
             )
         if run.info.measurements != len(measured):
             yield f"{place}: the run made {run.info.measurements} measurements, {MEASUREMENTS_FILE} has {len(measured)}"
-        subjects = {one.subject.artifact for one in measured}
+        subjects = {measurement.subject.artifact for measurement in measured}
         if not subjects <= parents or (subjects != parents and not run.interrupted):
             yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {_join(subjects)} were measured"
     if run.kind == "turns":
@@ -539,17 +545,17 @@ def _check_run(
         if run.info.measurements != len(turns.speedups):
             yield f"{place}: the run had {run.info.measurements} rounds, {TURNS} has {len(turns.speedups)}"
     if run.kind == "evaluate":
-        found = read_evaluation(run)
-        for row in found.results:
+        evaluation = read_evaluation(run)
+        for row in evaluation.results:
             build = builds.get(row.artifact or "")
-            if build is not None and build.info.weights != found.weights:
+            if build is not None and build.info.weights != evaluation.weights:
                 yield f"{place}/{EVALUATION}: its weights are not those of {BUILDS}/{build.path.name}"
             if not 0 <= row.calibrated_on <= row.samples:
                 yield f"{place}/{EVALUATION}: calibrated on {row.calibrated_on} of {row.samples} samples"
             if row.artifact is not None and row.artifact not in parents:
                 yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {row.artifact} was evaluated"
-        if run.info.trained != found.weights.trained:
-            yield f"{place}/{MANIFEST}: trained is {run.info.trained}, but {EVALUATION} says {found.weights.trained}"
+        if run.info.trained != evaluation.weights.trained:
+            yield f"{place}/{MANIFEST}: trained is {run.info.trained}, but {EVALUATION} says {evaluation.weights.trained}"
 
 
 def _join(names: Iterable[str]) -> str:
@@ -599,7 +605,9 @@ def _check_settings(subject: Subject, place: str) -> Iterator[str]:
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     """Statements of the dossier without a raw file, one line for each record."""
     sources = group_pairs(
-        (one.source, one.name) for one in verdict.criteria if one.source.startswith(f"{BUILDS}/")
+        (criterion.source, criterion.name)
+        for criterion in verdict.criteria
+        if criterion.source.startswith(f"{BUILDS}/")
     )
     for source, names in sources.items():
         yield f"{', '.join(names)}: stated by {source}"
@@ -608,7 +616,9 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     kinds = {run.kind for run in dossier.every_run}
     if "bench" in kinds:
         unproven = tuple(f"{section}." for section in (PEAK_MEMORY, LOADING, MORE_METRICS))
-        seen = [one.name for one in verdict.criteria if one.name.startswith(unproven)]
+        seen = [
+            criterion.name for criterion in verdict.criteria if criterion.name.startswith(unproven)
+        ]
         seen += [
             "output checks",
             "inputs",
@@ -621,34 +631,34 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         yield f"{stated}: stated by {REQUEST}, runs/*/{MANIFEST}"
     for run in dossier.every_run:
         if run.kind == "evaluate":
-            found = read_evaluation(run)
-            for name, rule in found.sampled.items():
+            evaluation = read_evaluation(run)
+            for name, rule in evaluation.sampled.items():
                 yield f"what each sample adds to {name}: stated by {run.path.name}, scored by {rule.source}"
             snr = (
                 "SNR of the evaluated outputs, "
-                if any(row.snr_db is not None for row in found.results)
+                if any(row.snr_db is not None for row in evaluation.results)
                 else ""
             )
-            yield f"{snr}name and hash of the data set {found.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
+            yield f"{snr}name and hash of the data set {evaluation.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
             if copies := count_copies(run):
-                yield f"{copies:,} of {found.dataset.count:,} samples are copies of others: runs/{run.name}/{PREDICTIONS}"
+                yield f"{copies:,} of {evaluation.dataset.count:,} samples are copies of others: runs/{run.name}/{PREDICTIONS}"
         if run.kind == "profile":
             yield from _list_unbacked_stages(run)
     if "preprocess" in kinds:
         yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
     yield f"hardware, driver, and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
     yield f"times, sizes, and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"
-    if absent := {each for entry in dossier.builds for each in entry.manifest.parents} - set(
+    if absent := {parent for entry in dossier.builds for parent in entry.manifest.parents} - set(
         dossier.manifests
     ):
         yield f"{_join(absent)}, from which builds were made: no record"
 
 
 def _list_unbacked_stages(run: Run) -> Iterator[str]:
-    found = read_profile(run)
+    profile = read_profile(run)
     place = f"runs/{run.name}/{PROFILE}"
     yield f"facts, costs of layers, and counters of the profiled stages: stated by {place}"
-    if found.program is not None or found.against is not None:
+    if profile.program is not None or profile.against is not None:
         yield f"the recorded program, and the comparison with another profile: stated by {place}"
-    if large := [each.subject.name for each in found.stages if not has_tables(run, each)]:
+    if large := [stage.subject.name for stage in profile.stages if not has_tables(run, stage)]:
         yield f"tables, findings, and shares of {', '.join(large)}: stated by {place}, without their traces"

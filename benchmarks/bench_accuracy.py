@@ -22,7 +22,7 @@ from optpipe.core.load import LoadSpec
 from optpipe.core.measurement import Measurement, Subject, Validity
 from optpipe.measure.measure import BenchPlan, measure_load, prepare_subject
 from optpipe.measure.process import WorkerPool, WorkerProcess
-from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.worker.messages import SessionSpec
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store
 
@@ -87,9 +87,9 @@ def harness_ns():
         )  # the worker has to find `nothing`
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
-        plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
+        spec = SessionSpec("nothing:nothing", {}, {"x": str(folder / "x.npy")})
         load = LoadSpec(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
-        with WorkerProcess(plan, WorkerPool(folder)) as worker:
+        with WorkerProcess(spec, WorkerPool(folder)) as worker:
             blank = Measurement(
                 "", Subject("nothing", "none", "fp32", "cpu"), load, Validity.INVALID, ()
             )

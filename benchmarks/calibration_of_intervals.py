@@ -86,10 +86,10 @@ from optpipe.stats.paired import (
     find_largest_effect,
 )
 from optpipe.stats.percentiles import (
+    choose_sample_count,
     count_queries_needed,
     count_samples_needed,
     count_transient_queries,
-    plan_sample_count,
     summary_from_ns,
 )
 from optpipe.stats.ratio import Change, ratio_from_rounds
@@ -172,7 +172,7 @@ def percentile_rows(generator, phi, count, repetitions):
         )
         if count is None:
             first = count_samples_needed(99.0)
-            values = values[: plan_sample_count(values[:first], 99.0, MAX_SAMPLE_FACTOR * first)]
+            values = values[: choose_sample_count(values[:first], 99.0, MAX_SAMPLE_FACTOR * first)]
         summary = summary_from_ns(values * 1e6, tuple(covered))
         for percent, hits in covered.items():
             if (found := summary.percentile(percent)) is not None:

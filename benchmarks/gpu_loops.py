@@ -57,7 +57,7 @@ def same_session(entry, store, batch, options, scratch):
     from optpipe.measure.process import WorkerPool
     from optpipe.measure.worker.__main__ import Worker
     from optpipe.measure.worker.checks import draw_rotation, pool_from_files
-    from optpipe.measure.worker.plan import Point, frame_from_spool
+    from optpipe.measure.worker.messages import Point, frame_from_spool
     from optpipe.models.artifacts.lookup import find_artifacts
 
     load = LoadSpec(
@@ -70,14 +70,14 @@ def same_session(entry, store, batch, options, scratch):
     )
     load = replace(load, cache_probes=0)
     artifact, pool = find_artifacts(entry, store)[0], WorkerPool(scratch)
-    plan = prepare_subject(
+    spec = prepare_subject(
         artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch
     ).session
-    plan = replace(plan, arguments={**plan.arguments, "options": options})
+    spec = replace(spec, arguments={**spec.arguments, "options": options})
     rounds = []
     with ExitStack() as stack:
-        worker = Worker(plan, stack)
-        inputs = draw_rotation(pool_from_files(plan.inputs), batch, plan.seed).batches[0]
+        worker = Worker(spec, stack)
+        inputs = draw_rotation(pool_from_files(spec.inputs), batch, spec.seed).batches[0]
         with torch.cuda.stream(worker.streams[0]):
             binding = worker.sessions[0].bind(inputs)
         warmed_loop(binding.launch, worker.streams[0], 0.1)

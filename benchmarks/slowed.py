@@ -2,7 +2,7 @@
 
 from time import perf_counter_ns
 
-from optpipe.measure.worker.plan import session_from_loader
+from optpipe.measure.worker.messages import session_from_loader
 
 
 class Slowed:

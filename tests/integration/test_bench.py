@@ -20,7 +20,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.load import Scenario
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Reason, read_measurements
 from optpipe.measure.process import WorkerProcess
-from optpipe.measure.worker.plan import frame_from_spool
+from optpipe.measure.worker.messages import frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.runs import list_runs

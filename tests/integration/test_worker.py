@@ -12,7 +12,7 @@ from optpipe.core.measurement import InputPool, Measurement, Subject, Validity
 from optpipe.measure.measure import measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.checks import MAX_ROTATED_BATCHES
-from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.worker.messages import SessionSpec
 
 FAKES = Path(__file__).parent.parent / "fakes"
 
@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch):
     )
 
     def measured(fault, load=None, **planted):
-        plan = SessionPlan(
+        spec = SessionSpec(
             loader="sessions:planted",
             arguments={"milliseconds": 0.5, "fault": fault, **planted},
             inputs={"x": str(tmp_path / "x.npy")},
@@ -35,7 +35,7 @@ def run(tmp_path, monkeypatch):
         quick = load or LoadSpec(
             4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
         )
-        with WorkerProcess(plan, WorkerPool(tmp_path)) as worker:
+        with WorkerProcess(spec, WorkerPool(tmp_path)) as worker:
             inputs = InputPool("synthetic", 64, 0, 0, "0" * 64)
             blank = Measurement(
                 "",
@@ -169,16 +169,16 @@ BLANK = Measurement("", Subject("none", "fake", "fp32", "cpu"), LOAD, Validity.I
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
+def spec(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=":")
     np.save(tmp_path / "x.npy", np.ones((8, 4), np.float32))
-    return SessionPlan(
+    return SessionSpec(
         "sessions:planted", {"milliseconds": 0.5, "fault": "none"}, {"x": str(tmp_path / "x.npy")}
     )
 
 
-def measure(plan, pool, tmp_path, name):
-    with WorkerProcess(plan, pool, "fake") as worker:
+def measure(spec, pool, tmp_path, name):
+    with WorkerProcess(spec, pool, "fake") as worker:
         found, _ = measure_load(worker, BLANK, LOAD, name, tmp_path)
         return found, worker.ready.pid
 
@@ -191,14 +191,14 @@ def is_running(pid):
 
 
 def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(
-    plan, tmp_path, monkeypatch
+    spec, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 4)
-        found = [measure(plan, pool, tmp_path, "m0")]
+        found = [measure(spec, pool, tmp_path, "m0")]
         assert not pool._waiting["fake"]  # of the first nobody knows what it imports
-        found.append(measure(plan, pool, tmp_path, "m1"))
+        found.append(measure(spec, pool, tmp_path, "m1"))
         waiting = list(pool._waiting["fake"])
         assert len(waiting) == 2
         assert all(is_running(each.process.pid) for each in waiting)
@@ -206,38 +206,38 @@ def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(
             Path(sys.modules["numpy"].__file__).parent.glob("_core/_multiarray_umath*.so")
         ).name
         assert all(numpy in Path(f"/proc/{each.process.pid}/maps").read_text() for each in waiting)
-        found += [measure(plan, pool, tmp_path, name) for name in ("m2", "m3")]
+        found += [measure(spec, pool, tmp_path, name) for name in ("m2", "m3")]
         assert not pool._waiting["fake"]  # no more than were expected
     assert len({pid for _, pid in found}) == 4
     assert all(each.samples for each, _ in found)
 
 
-def test_none_outlives_the_pool(plan, tmp_path, monkeypatch):
+def test_none_outlives_the_pool(spec, tmp_path, monkeypatch):
     monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 9)
-        measure(plan, pool, tmp_path, "m0")
-        measure(plan, pool, tmp_path, "m1")
+        measure(spec, pool, tmp_path, "m0")
+        measure(spec, pool, tmp_path, "m1")
         left = [each.process.pid for each in pool._waiting["fake"]]
         assert left
     assert not any(is_running(pid) for pid in left)
 
 
-def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(plan, tmp_path, monkeypatch):
+def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(spec, tmp_path, monkeypatch):
     monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 2)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 3)
-        measure(plan, pool, tmp_path, "m0")
-        measure(plan, pool, tmp_path, "m1")
+        measure(spec, pool, tmp_path, "m0")
+        measure(spec, pool, tmp_path, "m1")
         next(iter(pool._waiting["fake"])).process.kill()
-        with WorkerProcess(plan, pool, "fake") as worker:
+        with WorkerProcess(spec, pool, "fake") as worker:
             found, _ = measure_load(worker, BLANK, LOAD, "m2", tmp_path)
     assert found.reasons[0].code == "out-of-memory"
     assert "signal 9" in found.reasons[0].message
 
 
-def test_a_pinned_worker_is_pinned_before_it_imports(plan, tmp_path):
+def test_a_pinned_worker_is_pinned_before_it_imports(spec, tmp_path):
     cpu = min(os.sched_getaffinity(0))
-    with WorkerPool(tmp_path, (cpu,)) as pool, WorkerProcess(plan, pool, "fake") as worker:
+    with WorkerPool(tmp_path, (cpu,)) as pool, WorkerProcess(spec, pool, "fake") as worker:
         measure_load(worker, BLANK, LOAD, "m0", tmp_path)
         assert os.sched_getaffinity(worker.ready.pid) == {cpu}

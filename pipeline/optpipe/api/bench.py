@@ -17,8 +17,8 @@ from optpipe.core.files import Files
 from optpipe.core.load import LoadSpec
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.metrics.registry import find_metric
+from optpipe.core.params import list_fields
 from optpipe.core.parquet import read_parquet
-from optpipe.core.plan import list_fields
 from optpipe.core.suggestions import suggest_names
 
 if TYPE_CHECKING:

@@ -192,7 +192,7 @@ def builds_from_store(
     device: Any,
 ) -> Builds:
     from optpipe.backends.registry import BACKENDS
-    from optpipe.core.plan import choices_from_text
+    from optpipe.core.params import choices_from_text
     from optpipe.core.precision import precisions_from_text
     from optpipe.models.artifacts.lookup import find_artifacts
 

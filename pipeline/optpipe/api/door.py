@@ -17,7 +17,7 @@ import msgspec
 from optpipe.core import np
 from optpipe.core.errors import BadInputError, OptpipeError, escape
 from optpipe.core.events import Listener, ProgressStep
-from optpipe.core.plan import record_origin
+from optpipe.core.params import record_origin
 from optpipe.core.wording import suggest_for, word_for_python
 from optpipe.workspace.store import Store
 

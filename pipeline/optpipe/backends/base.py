@@ -16,7 +16,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Steps, as_steps
-from optpipe.core.plan import NAMES_OF_KINDS
+from optpipe.core.params import NAMES_OF_KINDS
 from optpipe.core.precision import LayerType, Placement, Precision, QdqForm
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from optpipe.backends.torch_tensorrt import TorchTensorRT
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError, first_line
 from optpipe.core.events import Listener
-from optpipe.core.plan import choices_from_text
+from optpipe.core.params import choices_from_text
 from optpipe.core.plugins import FAILURES, Registry, load_plugins
 from optpipe.core.precision import Precision
 from optpipe.core.wording import Argument, Call

@@ -16,7 +16,7 @@ from optpipe.core.entries import (
     WeightsRecord,
 )
 from optpipe.core.errors import ExitStatus
-from optpipe.core.plan import make_call
+from optpipe.core.params import make_call
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.core.records import group_pairs

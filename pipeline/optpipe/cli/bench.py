@@ -10,14 +10,14 @@ import typer
 
 from optpipe.cli.groups import Outcome, word_from_text
 from optpipe.cli.options import TargetOptions
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.bench_defaults import MAX_CV, PROCESSES, ROUNDS
 from optpipe.core.comparison import Goal
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
 from optpipe.core.history import FailOn
 from optpipe.core.load import LoadSpec
 from optpipe.core.metrics.measured import PairMetric
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 from optpipe.core.precision import Precision
 from optpipe.core.settings import format_cpus
 from optpipe.core.wording import for_workspace

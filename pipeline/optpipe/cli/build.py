@@ -15,9 +15,9 @@ from optpipe.cli.options import (
     build_plan_from_options,
     model_from_options,
 )
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.errors import BadInputError, require_existing
-from optpipe.core.plan import Param, choices_from_text, sizes_from_text
+from optpipe.core.params import Param, choices_from_text, sizes_from_text
 from optpipe.workspace.places import require_unused_path
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from optpipe.cli.options import (
     ModelOptions,
     model_from_options,
 )
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.errors import BadInputError
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 from optpipe.core.precision import Budget
 from optpipe.core.quantity import drop_from_text
 from optpipe.workspace.files import write_bytes

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from optpipe.core.errors import ExitStatus
-from optpipe.core.plan import Field, list_annotated_fields, list_fields, settings_from_texts
+from optpipe.core.params import Field, list_annotated_fields, list_fields, settings_from_texts
 from optpipe.core.process import let_torch_threads_sleep
 from optpipe.core.wording import use_workspace
 

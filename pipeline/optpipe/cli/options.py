@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.cli.groups import path_from_text
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.entries import Device, weights_from_text
 from optpipe.core.errors import BadInputError
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 from optpipe.core.precision import Precision
 from optpipe.core.wording import Argument
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import ModelArgument, ModelOptions, model_from_options
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.errors import BadInputError, require_existing
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 
 if TYPE_CHECKING:
     from optpipe.report.progress import Terminal

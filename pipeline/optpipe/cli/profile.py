@@ -14,9 +14,9 @@ from optpipe.cli.options import (
     build_plan_from_options,
     model_from_options,
 )
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.plan import Param, list_words
+from optpipe.core.params import Param, list_words
 from optpipe.trace.nsys import ProfilePlan
 from optpipe.workspace.places import require_writable_file
 

@@ -12,7 +12,7 @@ import typer
 from optpipe.cli.groups import Outcome, path_from_text
 from optpipe.cli.options import BECAUSE
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.plan import Param, text_from_text
+from optpipe.core.params import Param, text_from_text
 from optpipe.sweep.job import Matrix, SweepOptions
 
 MAX_RATE = 10_000.0

@@ -22,10 +22,10 @@ from optpipe.cli.options import (
     build_plan_from_options,
     model_from_options,
 )
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.bench_defaults import MAX_CV, ROUNDS
 from optpipe.core.errors import BadInputError
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import is_reason

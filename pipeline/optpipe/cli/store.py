@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.cli.groups import Outcome, word_from_text
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 
 if TYPE_CHECKING:
     from optpipe.report.progress import Terminal

@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import inf
 from typing import Annotated
 
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.errors import BadInputError
 from optpipe.core.wording import Argument
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import Literal
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.plan import choices_from_text
+from optpipe.core.params import choices_from_text
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
 from optpipe.core.wording import Argument
 

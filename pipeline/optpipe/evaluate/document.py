@@ -5,7 +5,7 @@ from optpipe.core.card import Task
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import escape
 from optpipe.core.metrics.scores import F1, RECALL
-from optpipe.core.plan import make_call
+from optpipe.core.params import make_call
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import ClassScore, EvaluatedModel, Evaluation

@@ -26,7 +26,7 @@ from optpipe.core.metrics.measured import (
     TOKENS,
 )
 from optpipe.core.metrics.registry import find_metric
-from optpipe.core.plan import make_call
+from optpipe.core.params import make_call
 from optpipe.core.quantity import (
     Dimension,
     Estimate,

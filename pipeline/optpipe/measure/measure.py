@@ -56,11 +56,11 @@ from optpipe.measure.invariants import (
 from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence
-from optpipe.measure.worker.plan import (
+from optpipe.measure.worker.messages import (
     CacheProbe,
     Point,
     PointReport,
-    SessionPlan,
+    SessionSpec,
     frame_from_spool,
 )
 from optpipe.models.artifacts.engine_files import hash_engine
@@ -374,7 +374,7 @@ def _find_coarsest_precision(info: ArtifactInfo) -> Precision:
 @dataclass(frozen=True, slots=True)
 class TrialSubject:
     artifact: StoredArtifact
-    session: SessionPlan
+    session: SessionSpec
     pool: WorkerPool
     blank: Measurement
     """As `measure_load` takes it."""
@@ -429,8 +429,8 @@ def prepare_subject(
     shared = frozenset(spec.name for spec in card.inputs if spec.batch is None and card.batched)
     rows = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
     options = artifact.resolve_effective_options(plan.options)
-    session = SessionPlan(
-        loader="optpipe.measure.worker.plan:session_from_store",
+    session = SessionSpec(
+        loader="optpipe.measure.worker.messages:session_from_store",
         arguments={
             "workspace": str(store.workspace),
             "entry": artifact.entry.path.name,

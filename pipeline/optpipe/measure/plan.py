@@ -10,7 +10,7 @@ from optpipe.core.bench_defaults import MAX_CV, PROCESSES
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.load import LoadSpec, Scenario
 from optpipe.core.metrics.measured import ENERGY
-from optpipe.core.plan import MOST_PROCESSES
+from optpipe.core.params import MOST_PROCESSES
 from optpipe.core.values import is_integer
 from optpipe.core.wording import Argument
 from optpipe.measure.measure import BenchPlan

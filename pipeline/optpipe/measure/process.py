@@ -20,10 +20,10 @@ from optpipe.core.errors import ExitStatus, StageError
 from optpipe.core.message_wire import message_from_text
 from optpipe.core.process import acknowledge_interrupt, start_python
 from optpipe.core.records import line_from_record, record_from_json
-from optpipe.measure.worker.plan import (
+from optpipe.measure.worker.messages import (
     Point,
     PointReport,
-    SessionPlan,
+    SessionSpec,
     WorkerEvent,
     WorkerStart,
     request_stop,
@@ -345,7 +345,7 @@ class PointResult:
 class WorkerProcess:
     """A fresh process with a session: taken from the pool on entry, ended, by force if necessary, on exit."""
 
-    plan: SessionPlan
+    spec: SessionSpec
     pool: WorkerPool
     kind: str = ""
     """Workers of one kind import the same modules: a runtime, a precision, a device."""
@@ -356,10 +356,10 @@ class WorkerProcess:
 
     def __enter__(self) -> Self:
         self._started = self.pool.take(self.kind)
-        if self.plan.device.startswith("cuda") and (gpu := _find_gpu(None)) is not None:
+        if self.spec.device.startswith("cuda") and (gpu := _find_gpu(None)) is not None:
             used = gpu.sample(0)["gpu_used_bytes"]
             self.baseline_gpu_bytes = None if used is None else int(used)
-        self._started.send(self.plan)
+        self._started.send(self.spec)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

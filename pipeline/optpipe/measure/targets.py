@@ -6,7 +6,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.plan import choices_from_text
+from optpipe.core.params import choices_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.changed_source import explain_changed_source

@@ -18,7 +18,7 @@ from optpipe.core.load import Mode, Scenario
 from optpipe.core.measurement import Measurement, Reason
 from optpipe.core.wording import Argument, Call
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
-from optpipe.measure.worker.plan import CacheProbe
+from optpipe.measure.worker.messages import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
 from optpipe.stats.stability import (
     FEWEST_REPEATS,

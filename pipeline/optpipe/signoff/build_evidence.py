@@ -35,8 +35,8 @@ from optpipe.core.metrics.sections import (
     STABILITY,
     TENSOR_CORES,
 )
+from optpipe.core.params import make_call
 from optpipe.core.percentile_names import percent_from_name
-from optpipe.core.plan import make_call
 from optpipe.core.quantity import (
     Dimension,
     Estimate,

@@ -24,7 +24,7 @@ from optpipe.core.metrics.sections import (
     Evidence,
     Sense,
 )
-from optpipe.core.plan import make_call
+from optpipe.core.params import make_call
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import Recomputed
 from optpipe.core.settings import find_differing_settings, format_settings

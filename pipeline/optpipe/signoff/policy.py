@@ -43,7 +43,7 @@ from optpipe.core.metrics.sections import (
     Sense,
     explain_no_limit,
 )
-from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
+from optpipe.core.params import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import (
     Dimension,

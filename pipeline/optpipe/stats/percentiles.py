@@ -191,7 +191,7 @@ def _binomial_quantile(level: float, trials: int, probability: float) -> int:
     return count
 
 
-def plan_sample_count(
+def choose_sample_count(
     durations: np.ndarray, percent: float, longest: int, confidence: float = CONFIDENCE
 ) -> int:
     """The samples for `percent` and the usual percentiles below it, given the `durations` so far; at most `longest`.

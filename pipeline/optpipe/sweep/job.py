@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from optpipe.core import plan as params
+from optpipe.core import params
 from optpipe.core.bench_defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import Device, Environment
 from optpipe.core.files import hash_value
 from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.measurement_group import MeasurementGroup
-from optpipe.core.plan import Param, choices_from_text
+from optpipe.core.params import Param, choices_from_text
 from optpipe.core.records import plain_from_record
 
 KEY_LENGTH = 16

@@ -20,7 +20,7 @@ from optpipe.core.errors import BadInputError, read_as_user_file, require_existi
 from optpipe.core.events import Listener
 from optpipe.core.files import read_user_text
 from optpipe.core.load import LoadSpec, Scenario
-from optpipe.core.plan import MOST_PROCESSES
+from optpipe.core.params import MOST_PROCESSES
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
 from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Argument

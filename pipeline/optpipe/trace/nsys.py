@@ -20,10 +20,9 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from optpipe.core import plan as params
-from optpipe.core import torch
+from optpipe.core import params, torch
 from optpipe.core.errors import BadInputError, MissingError, StageError
-from optpipe.core.plan import Param
+from optpipe.core.params import Param
 from optpipe.core.wording import Argument
 from optpipe.trace.sources import (
     Source,

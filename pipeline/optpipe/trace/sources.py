@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optpipe.core.plan import choices_from_text
+from optpipe.core.params import choices_from_text
 
 
 class Source(StrEnum):

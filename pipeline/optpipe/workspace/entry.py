@@ -20,7 +20,7 @@ from typing_extensions import TypeVar
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files, hash_value
-from optpipe.core.plan import read_origin
+from optpipe.core.params import read_origin
 from optpipe.core.records import (
     OtherSchemaError,
     json_from_record,

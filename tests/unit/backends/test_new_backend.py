@@ -28,7 +28,7 @@ from optpipe.deploy.check import check_deployment
 from optpipe.deploy.records import DossierReference
 from optpipe.deploy.repository import write_deployment
 from optpipe.deploy.session_process import open_artifact
-from optpipe.measure.worker.plan import session_from_store
+from optpipe.measure.worker.messages import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.exported import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource

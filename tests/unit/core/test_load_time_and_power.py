@@ -22,7 +22,7 @@ from optpipe.core.quantity import Dimension, Estimate, format_quantity
 from optpipe.core.verdict import Verdict
 from optpipe.measure.figures import SampledWindow
 from optpipe.measure.worker.loading import LoadClock, draw_smallest_batch
-from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.worker.messages import SessionSpec
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import check_dossier
 
@@ -149,8 +149,8 @@ def test_imports_do_not_count(tmp_path, monkeypatch):
 
 
 def test_the_smallest_batch_repeats_a_small_pool():
-    plan = SessionPlan("", {}, {}, {}, smallest=3, input_axes={"x": 1, "scale": None})
-    batch = draw_smallest_batch({"x": np.arange(8).reshape(2, 4), "scale": np.array([7, 7])}, plan)
+    spec = SessionSpec("", {}, {}, {}, smallest=3, input_axes={"x": 1, "scale": None})
+    batch = draw_smallest_batch({"x": np.arange(8).reshape(2, 4), "scale": np.array([7, 7])}, spec)
     assert batch["x"].shape == (4, 3)
     assert batch["x"][:, 2].tolist() == batch["x"][:, 0].tolist()
     assert batch["scale"] == 7

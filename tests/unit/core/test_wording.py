@@ -21,7 +21,7 @@ from optpipe.cli.app import app
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.load import LoadSpec
 from optpipe.core.message_wire import message_from_text, text_from_message
-from optpipe.core.plan import list_fields
+from optpipe.core.params import list_fields
 from optpipe.core.wording import (
     ARGUMENTS,
     LIBRARY,
@@ -104,7 +104,7 @@ def test_every_named_argument_is_an_option():
 
 
 PASS_ON = (
-    "core/plan.py",
+    "core/params.py",
     "core/message_wire.py",
     "models/artifacts/model_names.py",
     "quantize/recovery/torch_operators.py",
@@ -324,7 +324,7 @@ EXCEPTIONS = {
     "api/pytest_plugin.py": r"--optpipe-",  # options of pytest
     "deploy/trackers/model_card.py": r"`optpipe verify`",  # a card that is written
     "deploy/trackers/registry.py": r"--to",  # for a process that it starts
-    "core/plan.py": r"--set|--no-",  # makes the options of the command line
+    "core/params.py": r"--set|--no-",  # makes the options of the command line
     "core/wording.py": r"--set|--no-|--workspace|\\(--set\\)",  # words them
     "signoff/junit.py": r"optpipe signoff $",  # the name of a suite in JUnit's XML
     "trace/nsys.py": r"--output|--version|--trace|--duration",  # options of nsys

@@ -10,7 +10,7 @@ import torch
 from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.measure.worker.checks import Reservoir, draw_rotation, probe_cache
 from optpipe.measure.worker.loops import CudaLane, PointRun, run_load
-from optpipe.measure.worker.plan import Spool, frame_from_spool
+from optpipe.measure.worker.messages import Spool, frame_from_spool
 
 LOG: list[str] = []
 CLOCK_MS = [0.0]

@@ -10,7 +10,7 @@ from tests.fakes.measurements import planted
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.measurement import Reason, Subject, Validity
 from optpipe.core.metrics.measured import PairMetric
-from optpipe.core.plan import sizes_from_text
+from optpipe.core.params import sizes_from_text
 from optpipe.measure.pair import PairedComparison, run_interleaved
 from optpipe.measure.search import (
     Slo,

@@ -22,7 +22,7 @@ from optpipe.core.measurement import (
 from optpipe.measure.pair import PAIR_LIMITS
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.checks import draw_rotation, probe_cache
-from optpipe.measure.worker.plan import CacheProbe
+from optpipe.measure.worker.messages import CacheProbe
 from optpipe.stats.stability import compute_trend_p_value, remove_input_costs
 
 GENERATOR = np.random.default_rng(5)

@@ -34,10 +34,10 @@ from optpipe.measure.worker.checks import (
     probe_cache,
 )
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
-from optpipe.measure.worker.plan import (
+from optpipe.measure.worker.messages import (
     CHUNK_RECORDS,
     Point,
-    SessionPlan,
+    SessionSpec,
     Spool,
     frame_from_spool,
     request_stop,
@@ -358,7 +358,7 @@ def measure(tmp_path, monkeypatch):
     )
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((40, 64)).astype("float32"))
     with ExitStack() as stack:
-        worker = Worker(SessionPlan("", {}, {"x": str(tmp_path / "x.npy")}), stack)
+        worker = Worker(SessionSpec("", {}, {"x": str(tmp_path / "x.npy")}), stack)
 
         def run(load):
             Counted.untimed = 0

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.stats.percentiles import (
+    choose_sample_count,
     count_samples_needed,
     find_order_statistic,
     interval_ranks,
-    plan_sample_count,
     summary_from_ns,
 )
 from optpipe.stats.stability import compute_effective_count, find_trend, find_two_modes, is_steady
@@ -172,4 +172,4 @@ def test_nothing_above_a_percentile_that_cannot_be_shown():
     assert list(summary.percentiles) == ["p50"]
     assert "so correlated" in summary.withheld["p99"]
     assert summary.withheld["p99.9"]
-    assert plan_sample_count(slow, 99.9, 10**6) > len(slow)
+    assert choose_sample_count(slow, 99.9, 10**6) > len(slow)

@@ -28,10 +28,10 @@ from optpipe.measure.worker.checks import (
 )
 from optpipe.measure.worker.loading import LoadClock, draw_smallest_batch
 from optpipe.measure.worker.loops import CpuLane, CudaLane, Lane, PointRun, run_load
-from optpipe.measure.worker.plan import (
+from optpipe.measure.worker.messages import (
     Point,
     PointReport,
-    SessionPlan,
+    SessionSpec,
     Spool,
     WorkerEvent,
     WorkerStart,
@@ -50,10 +50,10 @@ def main() -> None:
     events.write(_line(WorkerEvent("standing-by")))
     if not (line := sys.stdin.readline()):
         return
-    plan = record_from_json(line, SessionPlan, "standard input")
+    spec = record_from_json(line, SessionSpec, "standard input")
     try:
         with ExitStack() as stack:
-            worker = Worker(plan, stack)
+            worker = Worker(spec, stack)
             events.write(_line(worker.ready()))
             for line in sys.stdin:
                 report = worker.measured(record_from_json(line, Point, "standard input"), events)
@@ -81,12 +81,12 @@ def _prepare(start: WorkerStart) -> None:
 
 
 class Worker:
-    def __init__(self, plan: SessionPlan, stack: ExitStack) -> None:
-        self.plan = plan
-        self.reference = pool_from_files(plan.reference)
-        self.streams: list[Any] = [None] * plan.streams
-        if plan.device.startswith("cuda"):
-            self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
+    def __init__(self, spec: SessionSpec, stack: ExitStack) -> None:
+        self.spec = spec
+        self.reference = pool_from_files(spec.reference)
+        self.streams: list[Any] = [None] * spec.streams
+        if spec.device.startswith("cuda"):
+            self.streams = [torch.cuda.Stream() for _ in range(spec.streams)]
         self._last: tuple[tuple[object, ...], _Prepared] | None = None
         """The load of the previous point and the inputs prepared for it."""
         first, *others = self.streams
@@ -99,7 +99,7 @@ class Worker:
 
     def _answer_first(self, session: Any, clock: LoadClock) -> tuple[int | None, str | None]:
         """The time to the first answer of a loaded session, or why it gave none; the point that is measured then fails too."""
-        inputs = draw_smallest_batch(pool_from_files(self.plan.inputs), self.plan)
+        inputs = draw_smallest_batch(pool_from_files(self.spec.inputs), self.spec)
         try:
             with clock.run():
                 session.run(inputs)
@@ -111,11 +111,11 @@ class Worker:
         with (
             torch.cuda.stream(stream) if stream else nullcontext()
         ):  # ONNX Runtime keeps the current one when it loads
-            return session_from_loader(self.plan.loader, self.plan.arguments)
+            return session_from_loader(self.spec.loader, self.spec.arguments)
 
     def ready(self) -> WorkerEvent:
         """The event with the facts that the parent needs to watch this process."""
-        if not self.plan.device.startswith("cuda"):
+        if not self.spec.device.startswith("cuda"):
             return WorkerEvent("ready", pid=os.getpid())
         return WorkerEvent(
             "ready", pid=os.getpid(), gpu_uuid=f"GPU-{torch.cuda.get_device_properties(0).uuid}"
@@ -126,7 +126,7 @@ class Worker:
         turns, before, lanes = self._prepare(asked)
         with suppress(OSError):  # otherwise the peak is the whole process's
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.plan.seed)
+        kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.spec.seed)
         measuring = partial(events.write, _line(WorkerEvent("measuring")))
         gc.collect()
         gc.freeze()
@@ -139,7 +139,7 @@ class Worker:
             stopped = spool.stopped
         gc.enable()
         peak_bytes = _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)
-        plan, session, probes = self.plan, self.sessions[0], 0 if stopped else asked.cache_probes
+        spec, session, probes = self.spec, self.sessions[0], 0 if stopped else asked.cache_probes
         answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
         return PointReport(
             steady=load.steady,
@@ -153,20 +153,20 @@ class Worker:
                 before,
                 self.reference,
                 turns.rows,
-                plan.tolerance,
-                plan.reference_name,
-                plan.output_axes,
-                plan.selection,
+                spec.tolerance,
+                spec.reference_name,
+                spec.output_axes,
+                spec.selection,
             ),
             cache_probe=probe_cache(
                 session,
                 lanes[0],
                 turns,
                 probes,
-                plan.seed,
-                plan.tolerance,
-                plan.input_axes,
-                plan.selection,
+                spec.seed,
+                spec.tolerance,
+                spec.input_axes,
+                spec.selection,
             ),
             load_ns=self.load_ns,
             load_why_not=self.load_why_not,
@@ -184,9 +184,9 @@ class Worker:
         load, prepared = (asked.batch_size, asked.mode, used), self._last
         if prepared is None or prepared[0] != load or asked.max_warm_up_seconds > 0:
             prepared = self._last = None  # frees the previous buffers
-            pool, known = pool_from_files(self.plan.inputs), count_reference_inputs(self.reference)
+            pool, known = pool_from_files(self.spec.inputs), count_reference_inputs(self.reference)
             turns = draw_rotation(
-                pool, asked.batch_size, self.plan.seed, known, self.plan.input_axes
+                pool, asked.batch_size, self.spec.seed, known, self.spec.input_axes
             )
             before = compute_untimed_outputs(self.sessions[0], turns)
             turns = turns.first(len(before))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.core.measurement import OutputCheck
-from optpipe.measure.worker.plan import CacheProbe
+from optpipe.measure.worker.messages import CacheProbe
 from optpipe.models.inputs.rows import Arrays, lay_out, to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Order
 from optpipe.stats.selected_rows import EMPTY, Selection, align_rows

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
-from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.worker.messages import SessionSpec
 from optpipe.models.inputs.rows import Arrays, lay_out
 
 
@@ -67,9 +67,9 @@ def _time_imports() -> Iterator[_Imports]:
         bootstrap._find_and_load = usual
 
 
-def draw_smallest_batch(pool: Arrays, plan: SessionPlan) -> Mapping[str, Any]:
+def draw_smallest_batch(pool: Arrays, spec: SessionSpec) -> Mapping[str, Any]:
     """The first inputs of the pool, as many as the profile's smallest batch; a pool of fewer is repeated."""
-    rows = [number % min(map(len, pool.values())) for number in range(plan.smallest)]
+    rows = [number % min(map(len, pool.values())) for number in range(spec.smallest)]
     return {
-        name: lay_out(array[rows], plan.input_axes.get(name, 0)) for name, array in pool.items()
+        name: lay_out(array[rows], spec.input_axes.get(name, 0)) for name, array in pool.items()
     }

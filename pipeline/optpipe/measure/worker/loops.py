@@ -20,12 +20,12 @@ from optpipe.core.load import LoadSpec, Mode, Scenario
 from optpipe.core.measurement import Phase
 from optpipe.measure.trials import iterate_arrivals, warm_up
 from optpipe.measure.worker.checks import Reservoir, Rotation
-from optpipe.measure.worker.plan import Spool
+from optpipe.measure.worker.messages import Spool
 from optpipe.stats.percentiles import (
+    choose_sample_count,
     count_queries_needed,
     count_samples_needed,
     count_transient_queries,
-    plan_sample_count,
 )
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class PointRun:
             self._enough = self.queries_needed
         elif not self._enough:
             latencies = self.spool.read_last_latencies_ns(count)
-            self._enough = plan_sample_count(
+            self._enough = choose_sample_count(
                 latencies, self.spec.percentile, MAX_SAMPLE_FACTOR * count
             )
         return count >= self._enough

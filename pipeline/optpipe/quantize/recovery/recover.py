@@ -24,7 +24,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo, RecoveredInfo, RecoveryStep
 from optpipe.core.errors import BadInputError, StageError, escape, first_line
 from optpipe.core.events import Listener
-from optpipe.core.plan import choices_from_text
+from optpipe.core.params import choices_from_text
 from optpipe.core.precision import Budget, PrecisionCost
 from optpipe.core.records import plain_from_record
 from optpipe.core.wording import Argument

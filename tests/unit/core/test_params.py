@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core import plan, wording
+from optpipe.core import params, wording
 from optpipe.core.errors import BadInputError
-from optpipe.core.plan import (
+from optpipe.core.params import (
     Param,
     choices_from_text,
     list_fields,
@@ -25,7 +25,7 @@ from optpipe.core.wording import for_workspace
 
 @dataclass(frozen=True)
 class Record:
-    sizes: Annotated[tuple[int, ...], Param("Sizes.", parse=plan.sizes_from_text)] = (1,)
+    sizes: Annotated[tuple[int, ...], Param("Sizes.", parse=params.sizes_from_text)] = (1,)
     names: Annotated[tuple[str, ...], Param("Names.", flag="name")] = ()
     fast: Annotated[bool, Param("Fast.")] = True
     seed: Annotated[int, Param("Seed.", minimum=0, setting=True)] = 0

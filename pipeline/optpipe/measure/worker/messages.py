@@ -41,7 +41,7 @@ class WorkerStart:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionPlan:
+class SessionSpec:
     loader: str
     """`module:function`; called with `arguments`, returns a backends.base.Session."""
     arguments: Mapping[str, Any]

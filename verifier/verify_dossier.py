@@ -1697,7 +1697,7 @@ def bound_part(parts, wholes, confidence):
     part, whole, n = sum(parts), sum(wholes), len(parts)
     if n < 3:
         return None
-    if all(one * whole == part * other for one, other in zip(parts, wholes)):
+    if all(piece * whole == part * total for piece, total in zip(parts, wholes)):
         unseen, ratio = 1 - ((1 - confidence) / 2) ** (1 / n), part / whole
         return ratio * (1 - unseen), ratio + (1 - ratio) * unseen
     low, high = estimate_ratio(parts, wholes).interval(confidence)
@@ -1748,7 +1748,7 @@ def join(*intervals):
     """The widest of intervals, as a function of the confidence."""
 
     def interval(confidence):
-        lows, highs = zip(*(each(confidence) for each in intervals if each))
+        lows, highs = zip(*(compute(confidence) for compute in intervals if compute))
         return min(lows), max(highs)
 
     return interval
@@ -1782,7 +1782,7 @@ def widen(value, low, high, processes, lost, confidence, gap, percent, repeated=
 
 def bound_repeated_change(tries):
     """The change that the ends of all processes share, as a logarithm."""
-    ordered = [one.x for one in keep_valid(tries) if len(one.x) >= 64]
+    ordered = [measurement.x for measurement in keep_valid(tries) if len(measurement.x) >= 64]
     medians = [(x.tail(len(x) // 8).median(), x.median()) for x in ordered]
     changes = [log(last / middle) for last, middle in medians if min(last, middle) > 0]
     mean = mean_from_runs([changes]) if changes else None
@@ -1851,14 +1851,14 @@ def inflate_mask(png, size):
     return plain
 
 
-def pair_pixels(one, other):
+def pair_pixels(left, right):
     """How often each pair of classes occurs in two masks of one width and height."""
-    if one[16:24] != other[16:24]:
+    if left[16:24] != right[16:24]:
         raise ValueError("the masks of a sample have different sizes")
-    pairs = read_mask(one).cast(polars.UInt16) * 256 + read_mask(other)
+    pairs = read_mask(left).cast(polars.UInt16) * 256 + read_mask(right)
     runs = pairs.rename("pair").rle().struct.unnest()
     counts = Counter(dict(runs.group_by("value").agg(polars.col("len").sum()).rows()))
-    counts[0] -= measure_mask(one)[1]  # the filters of the rows
+    counts[0] -= measure_mask(left)[1]  # the filters of the rows
     return Counter({divmod(pair, 256): number for pair, number in counts.items() if number})
 
 
@@ -1867,53 +1867,55 @@ def count_pixels(truth, mask):
     return Counter({pair: number for pair, number in pairs.items() if pair[0] != 255})
 
 
-def compare_masks(one, other):
-    pairs = pair_pixels(one, other)
+def compare_masks(left, right):
+    pairs = pair_pixels(left, right)
     return sum(number for (a, b), number in pairs.items() if a == b) / pairs.total()
 
 
 def score_pixels(pairs):
-    true, found, right = Counter(), Counter(), Counter()
-    for (one, other), number in pairs.items():
-        true[one] += number
-        found[other] += number
-        right[one] += number * (one == other)
-    shares = [right[label] / (true[label] + found[label] - right[label]) for label in true | found]
+    true, predicted, right = Counter(), Counter(), Counter()
+    for (truth, guess), number in pairs.items():
+        true[truth] += number
+        predicted[guess] += number
+        right[truth] += number * (truth == guess)
+    shares = [
+        right[label] / (true[label] + predicted[label] - right[label]) for label in true | predicted
+    ]
     return {"mIoU": fmean(shares or [nan]), "pixel-accuracy": divide(right.total(), true.total())}
 
 
 def find_entities(tags):
-    found, begin, kind, before = set(), 0, None, ""
+    entities, begin, kind, before = set(), 0, None, ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, dash, rest = tag.partition("-")
         now = None if tag == "O" else rest if dash else tag
         if kind is not None and (now != kind or prefix in (*"BSU",) or before in (*"ELSU",)):
-            found.add((kind, begin, place))
+            entities.add((kind, begin, place))
             kind = None
         if kind is None:
             begin, kind = place, now
         before = prefix
-    return found
+    return entities
 
 
 def count_entities(truth, tags):
-    true, found = map(find_entities, (truth, tags))
-    return Counter(right=len(true & found), found=len(found), true=len(true))
+    true, predicted = map(find_entities, (truth, tags))
+    return Counter(right=len(true & predicted), found=len(predicted), true=len(true))
 
 
 def score_entities(sums):
-    right, found, true = sums["right"], sums["found"], sums["true"]
+    right, predicted, true = sums["right"], sums["found"], sums["true"]
     return {
-        "F1": divide(2 * right, found + true),
-        "precision": divide(right, found),
+        "F1": divide(2 * right, predicted + true),
+        "precision": divide(right, predicted),
         "recall": divide(right, true),
     }
 
 
-def compare_texts(one, other):
-    if len(one) != len(other):
+def compare_texts(left, right):
+    if len(left) != len(right):
         raise ValueError("two vectors have different lengths")
-    return sum(map(mul, one, other)) / max(hypot(*one) * hypot(*other), sys.float_info.min)
+    return sum(map(mul, left, right)) / max(hypot(*left) * hypot(*right), sys.float_info.min)
 
 
 def list_pairs(truths, rows):
@@ -1922,12 +1924,12 @@ def list_pairs(truths, rows):
     for (number, rating), row in zip(truths, rows):
         members[number].append((row, rating))
     pairs = [
-        (compare_texts(one, other), rating)
-        for (one, rating), (other, _) in (
+        (compare_texts(first, second), rating)
+        for (first, rating), (second, _) in (
             members[number] for number in sorted(members) if number >= 0
         )
     ]
-    for place, (cosine, rating) in sorted(enumerate(pairs), key=lambda each: each[1][0]):
+    for place, (cosine, rating) in sorted(enumerate(pairs), key=lambda pair: pair[1][0]):
         least = least if cosine <= least + 1e-6 else cosine
         pairs[place] = least, rating
     return pairs
@@ -1938,28 +1940,30 @@ def correlate(pairs):
     ranks = []
     for values in zip(*pairs):
         ordered = sorted(values)
-        ranks.append([bisect_left(ordered, each) + bisect_right(ordered, each) for each in values])
-    return 0.0 if any(len({*each}) < 2 for each in ranks) else correlation(*ranks)
+        ranks.append(
+            [bisect_left(ordered, value) + bisect_right(ordered, value) for value in values]
+        )
+    return 0.0 if any(len({*series}) < 2 for series in ranks) else correlation(*ranks)
 
 
-def intersect(one, other):
+def intersect(left, right):
     wide, high = (
-        min(one[at] + one[at + 2], other[at] + other[at + 2]) - max(one[at], other[at])
+        min(left[at] + left[at + 2], right[at] + right[at + 2]) - max(left[at], right[at])
         for at in (0, 1)
     )
     return max(wide, 0.0) * max(high, 0.0)
 
 
-def compare_boxes(one, other):
+def compare_boxes(left, right):
     """F1 of the shown boxes of both, each paired with the free one of its class that overlaps it most."""
-    mine, theirs = ([row for row in rows if row[4] >= 0.25] for rows in (one, other))
+    mine, theirs = ([row for row in rows if row[4] >= 0.25] for rows in (left, right))
     free, pairs = defaultdict(list), 0
     for row in theirs:
         free[row[5]].append(row)
     for row in mine:
         alike, size = free[row[5]], row[2] * row[3]
-        both = [intersect(row, each) for each in alike]
-        shares = [part / (size + each[2] * each[3] - part) for part, each in zip(both, alike)]
+        both = [intersect(row, box) for box in alike]
+        shares = [part / (size + box[2] * box[3] - part) for part, box in zip(both, alike)]
         if max(shares, default=0.0) >= 0.5:
             alike.pop(shares.index(max(shares)))
             pairs += 1
@@ -1977,7 +1981,11 @@ def match_boxes(truths, boxes):
             share = both and both / (size if truth[6] else size + truth[2] * truth[3] - both)
             near += [(not truth[6], share, place)] if share >= OVERLAPS[0] else []
         for least, gone in zip(OVERLAPS, taken if near else ()):
-            free = (each for each in near if each[1] >= least and not (each[0] and each[2] in gone))
+            free = (
+                candidate
+                for candidate in near
+                if candidate[1] >= least and not (candidate[0] and candidate[2] in gone)
+            )
             alone, _, place = max(free, default=(None, 0, 0))
             flags.append(0 if alone is None else 1 if alone else None)
             gone |= {place} if alone else set()
@@ -1993,7 +2001,7 @@ def list_hits(objects):
     ]
 
 
-def score_boxes(truths, found, groups, of):
+def score_boxes(truths, predictions, groups, of):
     last, objects, boxes = (
         max((row[4] for rows in truths for row in rows), default=-1),
         defaultdict(Counter),
@@ -2001,14 +2009,14 @@ def score_boxes(truths, found, groups, of):
     )
     if last >= SIZES["class of a box"]:
         raise ValueError(f"a true box is of class {last}")
-    for image, pair in zip(of, zip(truths, found)):
+    for image, pair in zip(of, zip(truths, predictions)):
         for label in {
             row[4 + side] for side in (0, 1) for row in pair[side] if row[4 + side] <= last
         }:
             both = [[row for row in pair[side] if row[4 + side] == label] for side in (0, 1)]
             objects[label][image] += sum(not row[6] for row in both[0])
             boxes[label] += [(score, image, flags) for score, flags in match_boxes(*both)]
-    number = {label: each.total() for label, each in objects.items()}
+    number = {label: counts.total() for label, counts in objects.items()}
 
     @cache
     def list_rights(label, level):
@@ -2041,19 +2049,19 @@ def score_boxes(truths, found, groups, of):
         sums = [Counter() for _ in range(groups + 1)]
         for _, group, flags in (row for rows in boxes.values() for row in rows if row[0] >= least):
             sums[group][flags[0]] += 1
-        for group, there in (each for counts in objects.values() for each in counts.items()):
+        for group, there in (entry for counts in objects.values() for entry in counts.items()):
             sums[group]["objects"] += there
         return sums, sum(sums, Counter())
 
     def score(name, left_out=-1):
         if name in LEVELS:
             there = [label for label in number if number[label] > objects[label][left_out]]
-            each = [
+            precisions = [
                 find_precision(label, level, left_out if left_out in objects[label] else -1)
                 for label in there
                 for level in LEVELS[name]
             ]
-            return fmean(each or [nan])
+            return fmean(precisions or [nan])
         sums, total = count_shown(int(name[3:-1]) / 100 if "@" in name else 0.25)
         left = total - sums[left_out]
         return (
@@ -2065,8 +2073,8 @@ def score_boxes(truths, found, groups, of):
     return score
 
 
-def count_labels(truth, found):
-    return Counter(right=len({*truth} & {*found}), found=len({*found}), true=len({*truth}))
+def count_labels(truth, predicted):
+    return Counter(right=len({*truth} & {*predicted}), found=len({*predicted}), true=len({*truth}))
 
 
 def normalize_answer(text):
@@ -2076,31 +2084,31 @@ def normalize_answer(text):
 
 def score_answer(truths, answer):
     """F1 over words and exact match of an answer, each the best over the truths."""
-    found, scores = normalize_answer(answer), []
-    counted = Counter(found)
+    words, scores = normalize_answer(answer), []
+    counted = Counter(words)
     for known in [*filter(None, map(normalize_answer, truths))] or [[]]:
         right = sum(min(number, counted[word]) for word, number in Counter(known).items())
-        same = float(found == known)
-        f1 = 2 * right / (len(found) + len(known)) if found and known else same
+        same = float(words == known)
+        f1 = 2 * right / (len(words) + len(known)) if words and known else same
         scores.append((f1, same))
     return [*map(max, zip(*scores))]
 
 
-def compare_labels(one, other):
-    either = {*one} | {*other}
-    return len({*one} & {*other}) / len(either) if either else 1.0
+def compare_labels(left, right):
+    either = {*left} | {*right}
+    return len({*left} & {*right}) / len(either) if either else 1.0
 
 
-def count_errors(truth, found):
+def count_errors(truth, predicted):
     """The sums of one sample by output; a Counter keeps no negative ones, so the truths are split by sign."""
     sums = Counter(units=1)
-    for at, (one, other) in enumerate(zip(truth, found, strict=True)):
+    for at, (target, value) in enumerate(zip(truth, predicted, strict=True)):
         sums[at, "outputs"] = 1
-        sums[at, "square"], sums[at, "distance"] = (other - one) ** 2, abs(other - one)
+        sums[at, "square"], sums[at, "distance"] = (value - target) ** 2, abs(value - target)
         sums[at, "above"], sums[at, "below"], sums[at, "power"] = (
-            max(one, 0.0),
-            max(-one, 0.0),
-            one**2,
+            max(target, 0.0),
+            max(-target, 0.0),
+            target**2,
         )
     return sums
 
@@ -2130,16 +2138,16 @@ def list_leaves(value, path=()):
     """What a JSON value holds, by its place; of a container also its kind and length."""
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        found = {(*path, type(value).__name__): len(value)}
+        leaves = {(*path, type(value).__name__): len(value)}
         for key, part in pairs:
-            found |= list_leaves(part, (*path, (type(value).__name__, key)))
-        return found
+            leaves |= list_leaves(part, (*path, (type(value).__name__, key)))
+        return leaves
     return {path: value}
 
 
-def compare_numbers(source, found):
+def compare_numbers(source, build):
     """1 for equal predictions, where numbers with a fraction may differ by 1% of the spread of the source's at their place."""
-    before, after = ([list_leaves(each) for each in some] for some in (source, found))
+    before, after = ([list_leaves(prediction) for prediction in some] for some in (source, build))
     numbers = {}
     for leaves in before:
         for path, value in leaves.items():
@@ -2150,18 +2158,18 @@ def compare_numbers(source, found):
         middle = fmean(values)
         room[path] = 0.01 * sqrt(fmean([(value - middle) ** 2 for value in values]))
 
-    def is_same(one, other, path):
-        if {type(one), type(other)} not in ({float}, {int, float}):
-            return type(one) is type(other) and one == other
-        both_nan = one != one and other != other
-        return one == other or both_nan or abs(one - other) <= max(room[path], 1e-6 * abs(one))
+    def is_same(left, right, path):
+        if {type(left), type(right)} not in ({float}, {int, float}):
+            return type(left) is type(right) and left == right
+        both_nan = left != left and right != right
+        return left == right or both_nan or abs(left - right) <= max(room[path], 1e-6 * abs(left))
 
     return [
         float(
-            one.keys() == other.keys()
-            and all(is_same(one[path], other[path], path) for path in one)
+            expected.keys() == actual.keys()
+            and all(is_same(expected[path], actual[path], path) for path in expected)
         )
-        for one, other in zip(before, after)
+        for expected, actual in zip(before, after)
     ]
 
 
@@ -2170,9 +2178,9 @@ def read_prediction(text):
     return json.loads(text)
 
 
-def compare_texts_of_json(source, found):
+def compare_texts_of_json(source, build):
     return compare_numbers(
-        *([read_prediction(each["prediction"]) for each in some] for some in (source, found))
+        *([read_prediction(row["prediction"]) for row in some] for some in (source, build))
     )
 
 
@@ -2192,19 +2200,19 @@ class Task(
     def find_effect(self, name, before):
         return self.effect(name, before) if callable(self.effect) else self.effect
 
-    def score(self, truths, found, members=None):
+    def score(self, truths, predictions, members=None):
         """The number of units; a score by name, without a group of them if one is given; and its parts by name."""
         if self.count and not self.finish:
-            columns = zip(*map(self.count, truths, found))
+            columns = zip(*map(self.count, truths, predictions))
             values = dict(zip(self.scores, map(list, columns)))
             parts = {name: add_up(x, members) if members else x for name, x in values.items()}
             return len(truths), lambda name: fmean(values[name]), parts.__getitem__, None
-        units = list_pairs(truths, found) if self.least and not self.finish else truths
+        units = list_pairs(truths, predictions) if self.least and not self.finish else truths
         n, groups = len(units), min(max(members) + 1 if members else len(units), 1000)
         of = [at % max(groups, 1) for at in members or range(n)]
         sizes = Counter(of)
         if self.finish:
-            rows = [*map(self.count, truths, found)]
+            rows = [*map(self.count, truths, predictions)]
             amounts = [*map(self.spread, rows)] if self.spread else None
             sums = [Counter() for _ in range(groups)]
             for at, row in zip(of, rows):
@@ -2214,7 +2222,10 @@ class Task(
             def score(name, left_out=-1):
                 return self.finish(total - sums[left_out])[name]
         elif self.spread:
-            score, amounts = score_boxes(truths, found, groups, of), [*map(self.spread, truths)]
+            score, amounts = (
+                score_boxes(truths, predictions, groups, of),
+                [*map(self.spread, truths)],
+            )
         else:
             amounts = None
 
@@ -2235,10 +2246,10 @@ class Task(
 def find_largest_effect(amounts, averaged):
     """The change by a lost sample of the class that feels it most, times the number of samples."""
     if not averaged:
-        amounts = [Counter(all=each.total()) for each in amounts]
+        amounts = [Counter(all=counts.total()) for counts in amounts]
     total, influence = sum(amounts, Counter()), Counter()
-    for each in amounts:
-        shares = {label: each[label] / whole for label, whole in total.items()}
+    for counts in amounts:
+        shares = {label: counts[label] / whole for label, whole in total.items()}
         lost = len(amounts) * sum(shares.values()) / max(len(total), 1)
         for label, share in shares.items() if lost else ():
             influence[label] += share * lost
@@ -2257,9 +2268,14 @@ def find_absent_effect(amounts, labels):
 
 TASKS = {
     "classification": Task(
-        ["top1"], lambda one, other: one[0] == other[0], lambda truth, best: [best[0] == truth]
+        ["top1"], lambda left, right: left[0] == right[0], lambda truth, best: [best[0] == truth]
     ),
-    "user": Task(["score"], None, lambda _, one: [one["score"]], agree_all=compare_texts_of_json),
+    "user": Task(
+        ["score"],
+        None,
+        lambda _, prediction: [prediction["score"]],
+        agree_all=compare_texts_of_json,
+    ),
     "question-answering": Task(["F1", "EM"], eq, score_answer),
     "multi-label-classification": Task(
         ["F1", "precision", "recall"],
@@ -2313,13 +2329,15 @@ def is_part(part, is_error):
     if not part or len(part) != 3 or None in part or not all(map(isfinite, part)):
         return False
     value, weight, group = part
-    counts = all(each == int(each) and 0 <= each <= LARGEST_PART for each in (weight, group))
+    counts = all(
+        number == int(number) and 0 <= number <= LARGEST_PART for number in (weight, group)
+    )
     return counts and 0 <= value <= (LARGEST_PART if is_error else weight)
 
 
 def join_parts(name, sums):
     groups = [group for of, group in sums if of == "weight"]
-    shares = [sums["value", each] / sums["weight", each] for each in groups]
+    shares = [sums["value", group] / sums["weight", group] for group in groups]
     return {name: min(fmean(shares or [nan]), 1)}
 
 
@@ -2358,8 +2376,8 @@ class Correlation:
             self.spread = y.dot(y)
             self.varies = self.spread > 1e-18 * series.cast(polars.Float64).dot(series)
         if self.varies:
-            each = self.list_covariances(y)
-            pairs = takewhile(lambda pair: pair > 0, map(sum, zip(each, each)))
+            covariances = self.list_covariances(y)
+            pairs = takewhile(lambda pair: pair > 0, map(sum, zip(covariances, covariances)))
             kept = list(pairs)
             self.excess = 2 * sum(accumulate(kept, min)) / self.spread - 1
             self.pairs = len(kept)
@@ -2386,7 +2404,9 @@ def multiply_lags(series):
     """Of integers from 0: Σ v[i]·v[i + lag], for any lag, as digits of the product of two long numbers."""
     n, width = len(series), len(str(len(series) * max(series) ** 2))
     exact = Context(prec=2 * n * width + 1, Emax=MAX_EMAX, Emin=MIN_EMIN)
-    texts = ("".join([f"{value:0{width}}" for value in each]) for each in (series, series[::-1]))
+    texts = (
+        "".join([f"{value:0{width}}" for value in numbers]) for numbers in (series, series[::-1])
+    )
     digits = str(exact.multiply(*map(exact.create_decimal, texts))).zfill(2 * n * width)
     return lambda lag: int(digits[(n + lag) * width : (n + lag + 1) * width])
 
@@ -2410,7 +2430,7 @@ class Latencies:
 
 def show_percentiles(latencies, percents, confidence):  # §5.1
     """Those that are not withheld, by name."""
-    n, found = len(latencies.x), {}
+    n, percentiles = len(latencies.x), {}
     for percent in sorted(percents) if n else ():
         p = percent / 100
         enough = max(2, ceil(log((1 - confidence) / 2) / log(1 - min(p, 1 - p)) - 1e-9))
@@ -2422,8 +2442,8 @@ def show_percentiles(latencies, percents, confidence):  # §5.1
         q, counted = latencies.values(percent)
         if int(min(counted, ranks)) < enough:
             break
-        found[f"p{percent:g}"] = q
-    return found
+        percentiles[f"p{percent:g}"] = q
+    return percentiles
 
 
 def cut_into_medians(s):  # §5.3
@@ -2435,7 +2455,7 @@ def cut_into_medians(s):  # §5.3
 
 def find_drift(s):  # §5.3
     """(p, change)."""
-    m, found = cut_into_medians(s), [(1.0, 0.0)]
+    m, trends = cut_into_medians(s), [(1.0, 0.0)]
     b = len(m)
     folded = [(m[b // 2 - 1 - at] + m[b // 2 + at]) / 2 for at in range(b // 2)]
     for series in (m, folded) if b >= 8 else ():
@@ -2443,19 +2463,19 @@ def find_drift(s):  # §5.3
         score = sum((late > early) - (late < early) for (_, early), (_, late) in pairs)
         p = erfc(max(0, abs(score) - 1) / sqrt(k * (k - 1) * (2 * k + 5) / 18) / sqrt(2))
         slope = median((late - early) / (j - i) for (i, early), (j, late) in pairs)
-        found.append((p, slope * (k - 1) / (median(m) or inf)))
-    p, change = min(found, key=lambda each: each[0])
+        trends.append((p, slope * (k - 1) / (median(m) or inf)))
+    p, change = min(trends, key=lambda trend: trend[0])
     return min(1.0, 2 * p), change
 
 
-def multiply(one, other):
-    return sum(map(mul, one, other))
+def multiply(left, right):
+    return sum(map(mul, left, right))
 
 
 def regress_on_trend(series, trend):  # §5.3
     """The two-sided p-value of a trend in autoregressive noise."""
-    count, trend = len(series), [each - fmean(trend) for each in trend]
-    centered = [each - fmean(series) for each in series]
+    count, trend = len(series), [value - fmean(trend) for value in trend]
+    centered = [value - fmean(series) for value in series]
     slope = multiply(trend, centered) / multiply(trend, trend)
     rest = [value - slope * at for value, at in zip(centered, trend)]
     square = multiply(rest, rest)
@@ -2463,9 +2483,9 @@ def regress_on_trend(series, trend):  # §5.3
     rho = min(max(rho + (2 + 4 * rho) / count, 0.0), 1.0)
     walks = rho >= 1 - 1 / sqrt(count)
     kept, freedom = (1.0, count - 2) if walks else (rho, count - 3)
-    y, x = ([now - kept * last for last, now in pairwise(each)] for each in (series, trend))
+    y, x = ([now - kept * last for last, now in pairwise(values)] for values in (series, trend))
     if not walks:
-        y, x = ([each - fmean(values) for each in values] for values in (y, x))
+        y, x = ([value - fmean(values) for value in values] for values in (y, x))
     slope = multiply(x, y) / multiply(x, x)
     rest = [value - slope * at for at, value in zip(x, y)]
     error = sqrt(multiply(rest, rest) / freedom / multiply(x, x))
@@ -2527,7 +2547,7 @@ def is_bimodal(s):  # §5.4
 
 
 def list_codes(record):
-    return [each.code for each in record.reasons if each.invalidates]
+    return [reason.code for reason in record.reasons if reason.invalidates]
 
 
 def find_codes(record, rows, machine, s):  # §5.2
@@ -2602,7 +2622,7 @@ def measure(record, rows, machine):  # §5.1
     long = len(read) >= 12 and images
     window = machine["time_ns"][read[-1]] - machine["time_ns"][read[0]] if long else 0
     owned, clock = (
-        [each for each in machine[name] if each is not None]
+        [reading for reading in machine[name] if reading is not None]
         for name in ("gpu_worker_bytes", "gpu_sm_mhz")
     )
     most = max(owned, default=0)
@@ -2683,8 +2703,8 @@ def break_rules(load, device, table):  # §5.6
         and all(hold(column(name) >= 0) for name in ON_DEVICE)
         and hold(polars.sum_horizontal(ON_DEVICE) <= 1.001 * busy + 1000)
         and all(
-            each[name].null_count() in (0, len(each))
-            for each in (warm, measured)
+            table[name].null_count() in (0, len(table))
+            for table in (warm, measured)
             for name in ON_DEVICE
         )
         and (len(compute) < 100 or compute.n_unique() > 1),
@@ -2746,7 +2766,7 @@ def has_power(machine):  # §5.6
 
 def fits_memory(machine, most):  # §5.6
     used, mine = (
-        max((each for each in machine.get(name, ()) if each is not None), default=None)
+        max((reading for reading in machine.get(name, ()) if reading is not None), default=None)
         for name in ("gpu_used_bytes", "gpu_worker_bytes")
     )
     if used is None:
@@ -2759,16 +2779,16 @@ def find_impossible(record, table, machine, count, most=None):  # §5.6
     load, measured = record.load, table.filter(polars.col("phase") == 1)
     begun, ended = (measured[name] for name in ("start_ns", "end_ns"))
     begun, ended = (begun.min(), ended.max()) if len(measured) else (0, 0)
-    read = [each for values in machine.values() for each in values if each is not None]
+    read = [reading for values in machine.values() for reading in values if reading is not None]
     times = machine.get("time_ns", ())
-    energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
+    energy = [reading for reading in machine.get("gpu_energy_mj", ()) if reading is not None]
     cpus, inputs = record.subject.affinity, record.inputs or {}
     peaks = record.host_peak_bytes, record.device_peak_bytes
     shortest, longest = inputs.get("lengths") or (1, 1)
     rules = break_rules(load, record.subject.device, table) | {
-        "readings": all(isfinite(each) and each >= 0 for each in read)
+        "readings": all(isfinite(reading) and reading >= 0 for reading in read)
         and all(a <= b for a, b in chain(pairwise(times), pairwise(energy)))
-        and max((each or 0 for each in machine.get("gpu_utilization", ())), default=0) <= 100,
+        and max((share or 0 for share in machine.get("gpu_utilization", ())), default=0) <= 100,
         "watched": not (machine and len(measured) and record.duration_s >= 2)
         or any(begun <= time <= ended for time in times),
         "pace": sum(after - at < 5e7 for at, after in pairwise(times)) <= 2,
@@ -2780,7 +2800,7 @@ def find_impossible(record, table, machine, count, most=None):  # §5.6
     rules["counts"] = (
         min(load.batch_size, load.streams) >= 1
         and record.process >= 0
-        and all(each is None or each >= 0 for each in peaks)
+        and all(peak is None or peak >= 0 for peak in peaks)
         and (
             not inputs
             or (
@@ -2806,9 +2826,13 @@ def find_impossible(record, table, machine, count, most=None):  # §5.6
 def find_other_clock(run):  # §5.6
     """How many seconds more the clocks differ at one time than at another, above what is tolerated; or 0."""
     dated = sorted(
-        (datetime.fromisoformat(one.started_utc).timestamp(), one.id, *one.span)
-        for one in run.measured
-        if one.span
+        (
+            datetime.fromisoformat(measurement.started_utc).timestamp(),
+            measurement.id,
+            *measurement.span,
+        )
+        for measurement in run.measured
+        if measurement.span
     )
     ends = [begun for begun, *_ in dated[1:]]
     ends += [datetime.fromisoformat(run.finished_utc).timestamp()]
@@ -2817,9 +2841,9 @@ def find_other_clock(run):  # §5.6
     return before - after if before - after > TIMES_APART_S else 0
 
 
-def are_copies(one, other):  # §5
+def are_copies(left, right):  # §5
     """Whether both processes, (durations, readings), are one that was counted twice."""
-    (mine, seen), (theirs, also) = one, other
+    (mine, seen), (theirs, also) = left, right
     number = min(len(mine), len(theirs))
     near = sum(abs(a - b) <= max(2.0, 1e-5 * b) for a, b in zip(mine, theirs))
     few = 0 < number < 20 and mine[:number] == theirs[:number]
@@ -2828,8 +2852,8 @@ def are_copies(one, other):  # §5
 
 def list_processes(run, at):
     """(place, durations of the first measured queries, readings without their times)."""
-    for one in run.measured:
-        yield f"{run.place}: {one.id}", one.times[:1000], one.readings
+    for measurement in run.measured:
+        yield f"{run.place}: {measurement.id}", measurement.times[:1000], measurement.readings
     if run.kind == "turns":
         for name in sorted(run.files):
             table = at.table(f"{run.place}/{name}", None) if name.startswith("samples/") else {}
@@ -2839,9 +2863,9 @@ def list_processes(run, at):
 
 
 def check_copies(at, runs, folder):
-    processes = [each for run in runs for each in list_processes(run, at)]
-    for (place, *one), (elsewhere, *other) in combinations(processes, 2):
-        at.check(not are_copies(one, other), f"{elsewhere}: a copy of {place}")
+    processes = [process for run in runs for process in list_processes(run, at)]
+    for (place, *first), (elsewhere, *second) in combinations(processes, 2):
+        at.check(not are_copies(first, second), f"{elsewhere}: a copy of {place}")
     places = Counter(place for place, *_ in processes)
     at.check(max(places.values(), default=1) < 2, f"{folder}: a measurement occurs twice")
 
@@ -2852,7 +2876,7 @@ def check_sums(at, place, rows):  # §8.2
         return
     columns = [rows[name] for name in (*ERROR_SUMS, "values", "finite")]
     kinds = [float] * len(ERROR_SUMS) + [int, bool]
-    typed = all(type(each) is kind for column, kind in zip(columns, kinds) for each in column)
+    typed = all(type(value) is kind for column, kind in zip(columns, kinds) for value in column)
     at.check(typed, f"{place}: sums of other types, or missing")
     wrong = [
         number
@@ -2875,38 +2899,54 @@ def check_sums(at, place, rows):  # §8.2
 
 
 def keep_valid(tries):
-    return [one for one in tries if not one.codes]
+    return [measurement for measurement in tries if not measurement.codes]
 
 
 def count_processes(tries):
-    return len({(one.run, one.process) for one in keep_valid(tries)})
+    return len({(measurement.run, measurement.process) for measurement in keep_valid(tries)})
 
 
-def read_raw(one, name):
+def read_raw(measurement, name):
     """The figure of a process as its samples give it, even where it would be withheld."""
-    if name in ASKED and len(one.x):
-        return float(one.latencies.ordered[max(ceil(len(one.x) * ASKED[name] / 100 - 1e-9), 1) - 1])
-    return read_figure(one, name)
+    if name in ASKED and len(measurement.x):
+        return float(
+            measurement.latencies.ordered[
+                max(ceil(len(measurement.x) * ASKED[name] / 100 - 1e-9), 1) - 1
+            ]
+        )
+    return read_figure(measurement, name)
 
 
-def read_figure(one, name, medians=True):
-    found = one.figures.get(name.removeprefix("mean_"))
-    return one.median if found is None and name == "p50" and medians else found
+def read_figure(measurement, name, medians=True):
+    figure = measurement.figures.get(name.removeprefix("mean_"))
+    return measurement.median if figure is None and name == "p50" and medians else figure
 
 
-def read_counted(one, name, medians):
+def read_counted(measurement, name, medians):
     """The figure of a process among others: a percentile of all requests without an interval too."""
-    found, p, n = read_figure(one, name, medians), TAILS.get(name, 0.0) / 100, len(one.x)
-    if found is None and medians and p > 0.5 and p**n + n * (1 - p) * p ** (n - 1) <= 0.01:
-        return read_raw(one, name)
-    return found
+    figure, p, n = (
+        read_figure(measurement, name, medians),
+        TAILS.get(name, 0.0) / 100,
+        len(measurement.x),
+    )
+    if figure is None and medians and p > 0.5 and p**n + n * (1 - p) * p ** (n - 1) <= 0.01:
+        return read_raw(measurement, name)
+    return figure
 
 
 def keep_requested(tries, name):
-    asked = [one for one in tries if one.load.percentile >= ASKED.get(name, 0.0)]
-    others = [one for one in keep_valid(tries) if one.load.percentile < ASKED.get(name, 0.0)]
+    asked = [
+        measurement for measurement in tries if measurement.load.percentile >= ASKED.get(name, 0.0)
+    ]
+    others = [
+        measurement
+        for measurement in keep_valid(tries)
+        if measurement.load.percentile < ASKED.get(name, 0.0)
+    ]
     return (
-        asked if asked and any(read_figure(one, name, False) is None for one in others) else tries
+        asked
+        if asked and any(read_figure(measurement, name, False) is None for measurement in others)
+        else tries
     )
 
 
@@ -2925,27 +2965,40 @@ def compute_figure(tries, name, at):
         defaultdict(lambda: defaultdict(list)),
         TAILS.get(name, 0.0),
     )
-    for one in sorted(keep_valid(tries), key=lambda one: one.second_stage):
-        if read_counted(one, name, medians) is not None:
-            runs[one.run][one.second_stage, one.process].append(one)
+    for measurement in sorted(keep_valid(tries), key=lambda measurement: measurement.second_stage):
+        if read_counted(measurement, name, medians) is not None:
+            runs[measurement.run][measurement.second_stage, measurement.process].append(measurement)
     runs = [*runs.values()]
     parts = [
-        [fmean(read_counted(one, name, medians) for one in process) for process in run.values()]
+        [
+            fmean(read_counted(measurement, name, medians) for measurement in process)
+            for process in run.values()
+        ]
         for run in runs
     ]
     figures, low, high = [*chain(*parts)], None, None
     first = [sum(not second for second, _ in run) for run in runs]
     samples = [
-        [polars.concat([one.x for one in process]) for process in run.values()] for run in runs
+        [polars.concat([measurement.x for measurement in process]) for process in run.values()]
+        for run in runs
     ]
     if percent > 50 and samples:
-        found = jackknife([*chain(*samples)], percent)
-        parts = [[next(found) for _ in run] for run in runs]
-    spoilt, gap = [read_raw(one, name) for one in tries if one.codes], 0.0 if name == "cv" else GAP
+        estimates = jackknife([*chain(*samples)], percent)
+        parts = [[next(estimates) for _ in run] for run in runs]
+    spoilt, gap = (
+        [read_raw(measurement, name) for measurement in tries if measurement.codes],
+        0.0 if name == "cv" else GAP,
+    )
     if min(figures, default=0) > 0:
-        gap = max([gap, *(abs(log(each / fmean(figures))) for each in spoilt if each and each > 0)])
+        gap = max(
+            [gap, *(abs(log(value / fmean(figures))) for value in spoilt if value and value > 0)]
+        )
     mean, alone = mean_from_runs(parts, first), gap
-    stretches = (min(len(one.x) / 30, one.latencies.ranks.count()) for one in tries if len(one.x))
+    stretches = (
+        min(len(measurement.x) / 30, measurement.latencies.ranks.count())
+        for measurement in tries
+        if len(measurement.x)
+    )
     if percent > 50 and sum(stretches) < log(0.025) / log(percent / 100):
         alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
@@ -2975,8 +3028,8 @@ def compute_figure(tries, name, at):
         alone=alone,
         repeated=repeated,
         lost=len(spoilt),
-        unknown=bool(figures) and any(not (each or 0) > 0 for each in spoilt),
-        spoilt=[each for each in spoilt if each],
+        unknown=bool(figures) and any(not (value or 0) > 0 for value in spoilt),
+        spoilt=[value for value in spoilt if value],
         estimate={"value": value, "low": low, "high": high},
     )
 
@@ -2985,10 +3038,10 @@ def jackknife(processes, percent):
     """Each process's contribution to the percentile of all requests."""
     ordered = polars.concat(
         [
-            polars.DataFrame({"value": each}).with_columns(
-                owner=polars.lit(owner), weight=polars.lit(1 / len(each))
+            polars.DataFrame({"value": process}).with_columns(
+                owner=polars.lit(owner), weight=polars.lit(1 / len(process))
             )
-            for owner, each in enumerate(processes)
+            for owner, process in enumerate(processes)
         ]
     ).sort("value", maintain_order=True)
 
@@ -3002,10 +3055,10 @@ def jackknife(processes, percent):
         ]
 
     left, k = (
-        [find(each) for each in range(len(processes))] if len(processes) > 1 else [0.0],
+        [find(owner) for owner in range(len(processes))] if len(processes) > 1 else [0.0],
         len(processes),
     )
-    return (find(-1) + (k - 1) * (fmean(left) - each) for each in left)
+    return (find(-1) + (k - 1) * (fmean(left) - estimate) for estimate in left)
 
 
 def invert_share(runs, first, percent, confidence):
@@ -3033,15 +3086,17 @@ def invert_share(runs, first, percent, confidence):
 
 def as_texts(options):
     return {
-        key: str(each).lower() if isinstance(each, bool) else str(each)
-        for key, each in sorted(options.items())
+        key: str(option).lower() if isinstance(option, bool) else str(option)
+        for key, option in sorted(options.items())
     }
 
 
 def group_up(measured):
     groups = defaultdict(list)
-    for one in sorted(measured, key=lambda one: (one.started_utc, one.run)):
-        groups[one.artifact, one.key, str(one.settings)].append(one)
+    for measurement in sorted(
+        measured, key=lambda measurement: (measurement.started_utc, measurement.run)
+    ):
+        groups[measurement.artifact, measurement.key, str(measurement.settings)].append(measurement)
     return sorted(groups.values(), key=lambda tries: (tries[-1].started_utc, tries[-1].run))
 
 
@@ -3130,32 +3185,32 @@ class Dossier:
 
         text = self.bytes(name).decode("utf-8")
         require_flat(text, name)
-        found = json.loads(
+        document = json.loads(
             text,
             object_pairs_hook=read_object,
             parse_constant=refuse,
             parse_int=read_integer,
             parse_float=lambda text: float(text) if isfinite(float(text)) else refuse(text[:24]),
         )
-        json.dumps(found, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
-        if isinstance(found, dict):
-            version, model = found.get("schema_version", 1), found.get("model")
+        json.dumps(document, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
+        if isinstance(document, dict):
+            version, model = document.get("schema_version", 1), document.get("model")
             known = type(version) is int and version == 1
             self.check(known, f"{name}: schema_version is {version!r}")
             spaced = isinstance(model, str) and model != model.strip()
             self.check(not spaced, f"{name}: the model is called {model!r}")
-        self.check_shape(name, found)
-        return found
+        self.check_shape(name, document)
+        return document
 
-    def check_shape(self, name, found):  # §1.3
+    def check_shape(self, name, document):  # §1.3
         """Of the request, the verdict, and of records of builds and runs; renderings and others are not read."""
         folder, _, file = name.rpartition("/")
         if file not in DOCUMENTS or (name == "comparison.json") or not (folder or file in KEYS):
             return
-        wrong = find_misshapen(found, DOCUMENTS[file], name)
+        wrong = find_misshapen(document, DOCUMENTS[file], name)
         if not wrong and file == "manifest.json":
-            kind = found.kind if folder.startswith("builds/") else "run"
-            wrong = find_misshapen(found.info, DOCUMENTS.get(kind, "null"), f"{name}: info")
+            kind = document.kind if folder.startswith("builds/") else "run"
+            wrong = find_misshapen(document.info, DOCUMENTS.get(kind, "null"), f"{name}: info")
         self.check(not wrong, wrong)
 
     def frame(self, name):
@@ -3175,7 +3230,9 @@ class Dossier:
         if frame is None:
             return None
         types = {column: str(kind) for column, kind in frame.schema.items()}
-        if types != COLUMNS[kind] or any(frame[each].has_nulls() for each in {*types} - nullable):
+        if types != COLUMNS[kind] or any(
+            frame[column].has_nulls() for column in {*types} - nullable
+        ):
             raise ValueError(f"{name}: other columns or types than those of the format")
         return frame
 
@@ -3209,7 +3266,7 @@ class Dossier:
         for what, number in summed.items():
             if number > SIZES[what]:
                 raise ValueError(f"{name}: too large (§1.1): {number} {what}")
-        for best in (each for each in frame.iter_columns() if each.name.endswith(":best")):
+        for best in (column for column in frame.iter_columns() if column.name.endswith(":best")):
             if (best.list.len().max() or 0) > 5:
                 raise ValueError(f"{name}: {best.name} has more than 5 classes")
 
@@ -3229,16 +3286,18 @@ def list_classes(frame, name):
 def count_box_pairs(frame):
     """The boxes of one class and sample that are compared: true with predicted, and those of the source with others."""
     names = [name for name, kind in frame.schema.items() if kind == BOXES]
-    found = {name: list_classes(frame, name) for name in names}
+    tables = {name: list_classes(frame, name) for name in names}
     first = next(
-        (found[name] for name in ("source:prediction", "reference_prediction") if name in found),
+        (tables[name] for name in ("source:prediction", "reference_prediction") if name in tables),
         None,
     )
-    truths, pairs = found.pop("truth", None), 0
+    truths, pairs = tables.pop("truth", None), 0
     shown = None if first is None else first.filter(polars.col("score") >= 0.25)
-    for one, most in ((truths, 100), (shown, SIZES["rows"])):
-        for other in found.values() if one is not None else ():
-            mine, theirs = (each.group_by("sample", "class").len() for each in (one, other))
+    for reference, most in ((truths, 100), (shown, SIZES["rows"])):
+        for predicted in tables.values() if reference is not None else ():
+            mine, theirs = (
+                table.group_by("sample", "class").len() for table in (reference, predicted)
+            )
             both = mine.join(theirs, on=("sample", "class"), nulls_equal=True)
             judged = polars.min_horizontal("len_right", most).cast(polars.Int64)
             pairs += both.select((polars.col("len") * judged).sum()).item()
@@ -3255,8 +3314,8 @@ def count_prediction_bytes(frame):
 
 
 def count_answer_bytes(frame):
-    texts = [each for each in frame.iter_columns() if each.name.endswith(":prediction")]
-    texts = [each for each in texts if each.dtype == polars.String]
+    texts = [column for column in frame.iter_columns() if column.name.endswith(":prediction")]
+    texts = [column for column in texts if column.dtype == polars.String]
     if frame.schema.get("truth") == polars.List(polars.String):
         texts.append(frame["truth"])
     return sum(map(count_text_bytes, texts))
@@ -3302,24 +3361,24 @@ def find_misshapen(value, shape, place):  # §1.3
         )
         if other:
             return f"{place}: has another key, or lacks one: {', '.join(other)}"
-        parts = ((key.rstrip("?"), each) for key, each in shapes.items())
-        parts = ((value[key], each, f"{place}: {key}") for key, each in parts if key in value)
+        parts = ((key.rstrip("?"), shape) for key, shape in shapes.items())
+        parts = ((value[key], shape, f"{place}: {key}") for key, shape in parts if key in value)
         return next(filter(None, (find_misshapen(*part) for part in parts)), None)
     kind, *inner = shape
     if kind == "or":
-        every = [find_misshapen(value, each, place) for each in inner]
+        every = [find_misshapen(value, shape, place) for shape in inner]
         return None if None in every else every[0]
     if kind == "word":
         return None if value in inner else f"{place} is none of {', '.join(inner)}"
     if kind == "map":
         fits, parts = isinstance(value, dict), value.items() if isinstance(value, dict) else ()
-        pairs = ((each, inner[0], f"{place}: {key}") for key, each in parts)
+        pairs = ((part, inner[0], f"{place}: {key}") for key, part in parts)
     else:
         fits = isinstance(value, list) and (kind == "list" or len(value) == len(inner))
         wanted = inner * len(value) if fits and kind == "list" else inner
         pairs = (
-            (each, one, f"{place}[{at}]")
-            for at, (each, one) in enumerate(zip(value, wanted) if fits else ())
+            (entry, shape, f"{place}[{at}]")
+            for at, (entry, shape) in enumerate(zip(value, wanted) if fits else ())
         )
     if not fits:
         return f"{place} is no {kind}"
@@ -3364,7 +3423,7 @@ def count_text_bytes(column):
     while column.dtype == polars.List:
         column = column.explode()
     if column.dtype == polars.Struct:
-        return sum(count_text_bytes(column.struct.field(each)) for each in column.struct.fields)
+        return sum(count_text_bytes(column.struct.field(field)) for field in column.struct.fields)
     if column.dtype == polars.Binary:
         return column.bin.size().cast(polars.Int64).sum()
     return column.str.len_bytes().cast(polars.Int64).sum() if column.dtype == polars.String else 0
@@ -3398,11 +3457,11 @@ def read_thrift(data, at, kind=12):
         size, inner, at = data[at] >> 4, data[at] & 15, at + 1
         if size == 15:
             size, at = read_number(data, at)
-        found = []
+        values = []
         for _ in range(size):
             value, at = read_thrift(data, at, 3 if inner in (1, 2) else inner)
-            found.append(value)
-        return found, at
+            values.append(value)
+        return values, at
     if kind != 12:
         raise ValueError("Parquet has no such type")
     fields, number = {}, 0
@@ -3553,22 +3612,22 @@ def read_builds(at):
             trained = info.weights.source not in UNTRAINED
             at.compare(f"{place}: trained", info.weights.trained, trained)
         if build.kind == "artifact":
-            parents = [builds[each] for each in build.parents if each in builds]
+            parents = [builds[parent] for parent in build.parents if parent in builds]
             models = [parent.info.weights for parent in parents if parent.kind == "model"]
             expected = {
                 key: recipe[key] for key in ("backend", "precision", "device") if key in recipe
             }
             at.compare(place, info, expected | ({"weights": models[0]} if models else {}))
             files = {name: build.files[name] for name in (info.file, *info.get("more_files", ()))}
-            build.size = sum(each.size_bytes for each in files.values())
-            hashes = {name: each.sha256 for name, each in files.items()}
+            build.size = sum(file.size_bytes for file in files.values())
+            hashes = {name: file.sha256 for name, file in files.items()}
             build.engine = digest(hashes) if len(hashes) > 1 else hashes[info.file]
             share = info.precision_proof.share
             shares = [*share.macs.values(), *share.layers.values()]
-            at.check(all(0 <= each <= 1 for each in shares), f"{place}: shares not from 0 to 1")
-            counts = [each.count for each in share.get("unknown", ())]
+            at.check(all(0 <= share <= 1 for share in shares), f"{place}: shares not from 0 to 1")
+            counts = [part.count for part in share.get("unknown", ())]
             at.check(
-                all(each >= 1 for each in counts), f"{place}: products of unknown cost below 1"
+                all(count >= 1 for count in counts), f"{place}: products of unknown cost below 1"
             )
         elif build.kind == "model" and "default" not in (
             asked := recipe.get("model", {}).get("weights", {})
@@ -3594,7 +3653,7 @@ def split_outputs(table):
 
 def pool_errors(table):  # §8.3
     """The stated errors of each output, over all samples together."""
-    found, worst = [], 1e30
+    pooled, worst = [], 1e30
     for name, rows in split_outputs(table):
         finite = all(rows["finite"])
         sums = {key: sum(rows[key]) for key in (*ERROR_SUMS, "values")} if finite else {}
@@ -3609,8 +3668,8 @@ def pool_errors(table):  # §8.3
         figures["mean_abs"] = sums["difference_sum"] / max(sums["values"], 1) if finite else worst
         figures["snr_db"] = (-20 * log10(relative) if relative else None) if finite else -worst
         figures["cosine"] = max(-1.0, min(1.0, cosine)) if finite else 0.0
-        found.append(figures)
-    return found
+        pooled.append(figures)
+    return pooled
 
 
 def read_run(at, place, builds, needed):
@@ -3650,16 +3709,23 @@ def read_run(at, place, builds, needed):
         expected["info"] = {"measurements": len(record.speedups)}
         check_turns(at, run, builds)
     elif run.kind == "bench":
-        subjects = {each.subject.artifact for each in record.measurements}
+        subjects = {measurement.subject.artifact for measurement in record.measurements}
         whole = subjects == parents or (subjects < parents and run.status == "interrupted")
         at.check(whole, f"{place}: parents are {sorted(parents)}, measured were {sorted(subjects)}")
         at.check({*record} == {"measurements", "schema_version"}, f"{place}: other keys")
         needed = needed | ({at.request.baseline_artifact} if run.comparison else set())
-        found = [read_measurement(at, run, each, builds, needed) for each in record.measurements]
-        run.measured, expected["info"] = [one for one in found if one], {"measurements": len(found)}
-        spans = sorted((*one.span, one.id) for one in run.measured if one.span)
-        for (_, end, one), (start, _, other) in pairwise(spans):
-            at.check(end <= start, f"{place}: {other} began before {one} ended, on one machine")
+        measurements = [
+            read_measurement(at, run, stated, builds, needed) for stated in record.measurements
+        ]
+        run.measured, expected["info"] = (
+            [measurement for measurement in measurements if measurement],
+            {"measurements": len(measurements)},
+        )
+        spans = sorted(
+            (*measurement.span, measurement.id) for measurement in run.measured if measurement.span
+        )
+        for (_, end, first), (start, _, second) in pairwise(spans):
+            at.check(end <= start, f"{place}: {second} began before {first} ended, on one machine")
         apart = find_other_clock(run)
         at.check(not apart, f"{place}: its clocks differ by {apart:.1f} s at times (§5.6)")
         run.pairs = pair_up(at, run) if run.comparison else []
@@ -3671,12 +3737,12 @@ def check_turns(at, run, builds):  # §5.5
     """The rounds of two builds in turns, recomputed from their queries."""
     record, sides = run.record, (run.record.over, run.record.judged)
     at.check(
-        {*run.parents} == {each.artifact for each in sides},
+        {*run.parents} == {side.artifact for side in sides},
         f"{run.place}: parents are not its builds",
     )
-    known = [builds.get(each.artifact) for each in sides]
+    known = [builds.get(side.artifact) for side in sides]
     at.check(
-        all(known) and len({(*each.parents, None)[0] for each in known}) == 1,
+        all(known) and len({(*build.parents, None)[0] for build in known}) == 1,
         f"{run.place}: compares builds that are not known to be of one model",
     )
     at.check(all(map(has_settings, sides)), f"{run.place}: threads or CUDA graphs (§5)")
@@ -3694,7 +3760,7 @@ def check_turns(at, run, builds):  # §5.5
     medians, speedups, spans = ([], []), [], []
     for turn in range(len(record.speedups)):
         queries, all_queries = [], []
-        for side, found in enumerate(medians):
+        for side, times in enumerate(medians):
             place = f"{run.place}/samples/{'ab'[side]}{turn:03}.parquet"
             table = at.raw(place, "samples")
             all_queries += zip(table["start_ns"], table["end_ns"])
@@ -3707,7 +3773,7 @@ def check_turns(at, run, builds):  # §5.5
                 (start, side, end - start)
                 for start, end in zip(measured["start_ns"], measured["end_ns"])
             ]
-            found.append(median(ns for *_, ns in rows))
+            times.append(median(ns for *_, ns in rows))
             queries += rows
         taken = [(start, start + ns) for start, _, ns in sorted(queries)]
         at.check(follow(taken), f"{run.place}: queries of both builds overlap in round {turn}")
@@ -3720,7 +3786,7 @@ def check_turns(at, run, builds):  # §5.5
         for (side, before), (_, after) in pairwise(blocks):
             pairs[side].append(after - before if side else before - after)
         at.check(min(map(len, pairs)) >= 4, f"{run.place}: round {turn} has too few pairs")
-        speedups.append(exp(fmean(median(each or [0.0]) for each in pairs)))
+        speedups.append(exp(fmean(median(pair or [0.0]) for pair in pairs)))
     at.check(follow(spans), f"{run.place}: a round began before the one before had ended")
     begun, ended = (datetime.fromisoformat(run[key]) for key in ("started_utc", "finished_utc"))
     took = (spans[-1][1] - spans[0][0]) / 1e9 if spans else 0.0
@@ -3738,17 +3804,17 @@ def check_turns(at, run, builds):  # §5.5
     run.facts = facts | {key: environment.get(key, "none") for key in ("cpu", "python")}
     run.machine = [run.facts[key] for key in ("gpu", "driver", "cpu")]
     settings = [
-        as_texts(each.options) | {"affinity": each.affinity and sorted(each.affinity)}
-        for each in sides
+        as_texts(side.options) | {"affinity": side.affinity and sorted(side.affinity)}
+        for side in sides
     ]
     run.settings = settings[1]
     run.alike = str(
-        [*map(record.load.get, LOAD), [each.artifact for each in sides], settings, run.machine]
+        [*map(record.load.get, LOAD), [side.artifact for side in sides], settings, run.machine]
     )
 
 
 def observe_speedup(criterion, at):  # §8.5
-    found = [
+    turns = [
         run
         for run in at.turns
         if criterion.over in (run.record.over.artifact, run.record.over.precision)
@@ -3757,7 +3823,7 @@ def observe_speedup(criterion, at):  # §8.5
             for wanted, has in zip(criterion.where, map(run.record.load.get, LOAD))
         )
     ]
-    same = [run for run in found if run.alike == found[-1].alike]
+    same = [run for run in turns if run.alike == turns[-1].alike]
     logs = [[*map(log, run.record.speedups)] for run in same]
     mean, number = mean_from_runs(logs) if logs else None, sum(map(len, logs))
     if not mean or number < 4:
@@ -3770,7 +3836,7 @@ def observe_speedup(criterion, at):  # §8.5
             value,
             ci,
             blocked,
-            found[-1].name,
+            turns[-1].name,
             lambda confidence: [*map(exp, mean.interval(confidence))],
             number,
             0,
@@ -3790,7 +3856,7 @@ def list_repeated(subject, build):  # §5
         "model": build.info.model,
         "weights": weights.sha256 if weights.trained else weights.source,
     }
-    return {key: each for key, each in names.items() if subject.get(key) is not None}
+    return {key: name for key, name in names.items() if subject.get(key) is not None}
 
 
 def has_settings(subject):  # §5
@@ -3829,7 +3895,7 @@ def read_measurement(at, run, record, builds, needed):
     table, machine = (at.raw(name, kind) if name else None for name, kind in zip(names, kinds))
     machine, span = {} if machine is None else machine.to_dict(as_series=False), None
     if table is not None:
-        gpus = [each.memory_bytes for each in run.environment.get("gpus") or ()]
+        gpus = [gpu.memory_bytes for gpu in run.environment.get("gpus") or ()]
         count = run.environment.get("cpu_count")
         wrong, span = find_impossible(record, table, machine, count, max(gpus, default=None))
         at.check(not wrong, f"{place}: impossible raw data (§5.6): {', '.join(wrong)}")
@@ -3842,7 +3908,7 @@ def read_measurement(at, run, record, builds, needed):
     settings = as_texts(subject.options) | {
         "affinity": subject.affinity and sorted(subject.affinity)
     }
-    one = Record(
+    measurement = Record(
         record,
         run=run.name,
         artifact=subject.artifact,
@@ -3875,58 +3941,61 @@ def read_measurement(at, run, record, builds, needed):
     expected |= {"verdict": "INVALID", "samples": 0, "duration_s": 0.0}
     rows = None if table is None else table.filter(phase=1).sort("end_ns", maintain_order=True)
     if rows is not None and len(rows):
-        one |= measure(record, rows, defaultdict(list, machine))
+        measurement |= measure(record, rows, defaultdict(list, machine))
         names = (*latency.percentiles, *latency.withheld)
         shown = show_percentiles(
-            one.latencies, {float(name[1:]) for name in names}, latency.confidence
+            measurement.latencies, {float(name[1:]) for name in names}, latency.confidence
         )
         latency = {
             "percentiles": dict.fromkeys(names) | shown,
-            "median": one.median,
-            "cv": one.figures["cv"],
-            "samples": len(one.x),
-            "minimum": float(one.x.min()),
-            "maximum": float(one.x.max()),
-            "mean": one.x.mean(),
-            "stddev": one.x.std() if len(one.x) > 1 else 0.0,
+            "median": measurement.median,
+            "cv": measurement.figures["cv"],
+            "samples": len(measurement.x),
+            "minimum": float(measurement.x.min()),
+            "maximum": float(measurement.x.max()),
+            "mean": measurement.x.mean(),
+            "stddev": measurement.x.std() if len(measurement.x) > 1 else 0.0,
         }
         expected = {
-            "verdict": "INVALID" if one.codes else "VALID",
-            "codes": sorted(one.codes),
+            "verdict": "INVALID" if measurement.codes else "VALID",
+            "codes": sorted(measurement.codes),
             "latency_ns": latency,
-            "samples": len(one.x),
+            "samples": len(measurement.x),
             "warm_up_samples": len(table) - len(rows),
-            "duration_s": one.seconds,
-            "device_peak_bytes": one.peak,
-            "throughput_batches_per_s": one.figures["throughput"] / record.load.batch_size,
-            **{key: one.figures[name] for name, key in RATES.items()},
+            "duration_s": measurement.seconds,
+            "device_peak_bytes": measurement.peak,
+            "throughput_batches_per_s": measurement.figures["throughput"] / record.load.batch_size,
+            **{key: measurement.figures[name] for name, key in RATES.items()},
         }
-        one.figures |= show_percentiles(one.latencies, TAILS.values(), at.policy)
+        measurement.figures |= show_percentiles(measurement.latencies, TAILS.values(), at.policy)
         own = record.get("figures") or {}
         possible = all(
-            name not in one.figures
+            name not in measurement.figures
             and re.fullmatch(r"(?!(mean_)?p[0-9.]+$)[a-z][a-z0-9_-]*", name)
-            and (each.value is None or 0 <= each.value < inf)
-            and (name not in LISTED or (each.unit, each.distribution) == (LISTED[name], "optpipe"))
-            for name, each in own.items()
+            and (figure.value is None or 0 <= figure.value < inf)
+            and (
+                name not in LISTED
+                or (figure.unit, figure.distribution) == (LISTED[name], "optpipe")
+            )
+            for name, figure in own.items()
         )
         at.check(possible, f"{place}: figures are negative, or called as others")
         own = own if possible else {}
         if "power" in own:
-            at.compare(f"{place}: power", own["power"], {"value": one.power})
-        one.figures |= {name: each.value for name, each in own.items()}
-        one.units = {name: each.unit for name, each in own.items()}
+            at.compare(f"{place}: power", own["power"], {"value": measurement.power})
+        measurement.figures |= {name: figure.value for name, figure in own.items()}
+        measurement.units = {name: figure.unit for name, figure in own.items()}
         if stated := sorted(own.keys() - LISTED.keys()):
             at.stated.append(f"{place}: figures of plug-ins: {', '.join(stated)}")
         lines = [f"{run.place}: {name}" for name in sorted(own.keys() & {*WITNESSED})]
         at.stated += [line for line in lines if line not in at.stated]
     at.compare(place, record | {"codes": sorted(list_codes(record))}, expected)
-    return one
+    return measurement
 
 
 def pair_up(at, run):  # §8.4
     """The pairs of processes of an interleaved comparison, whose order, figures, and ratio are checked."""
-    stated, by_id = run.comparison, {one.id: one for one in run.measured}
+    stated, by_id = run.comparison, {measurement.id: measurement for measurement in run.measured}
     order, turns = Random(f"order {stated.seed}"), range(len(stated.baseline_ns))
     computed = {
         "measurements": [f"{side}{turn:03}" for turn in turns for side in order.sample("ab", 2)]
@@ -3938,9 +4007,11 @@ def pair_up(at, run):  # §8.4
         else []
     )
     if pairs and stated.metric in (*TAILS, "throughput"):
-        figures = [[read_figure(one, stated.metric) for one in pair] for pair in pairs]
+        figures = [
+            [read_figure(measurement, stated.metric) for measurement in pair] for pair in pairs
+        ]
         sides = [
-            [1e9 / each if stated.metric == "throughput" else each for each in side]
+            [1e9 / value if stated.metric == "throughput" else value for value in side]
             for side in zip(*figures)
         ]
         mean = mean_from_runs(
@@ -3949,7 +4020,7 @@ def pair_up(at, run):  # §8.4
         computed |= {
             "baseline_ns": sides[0],
             "contender_ns": sides[1],
-            "invalid_processes": sum(bool(one.codes) for one in chain(*pairs)),
+            "invalid_processes": sum(bool(measurement.codes) for measurement in chain(*pairs)),
             "ratio": {
                 "value": exp(mean.value),
                 "ci": [exp(bound) for bound in mean.interval(0.99)],
@@ -3968,8 +4039,8 @@ QUANTITY = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)
 def parse(text, unit):
     """A limit in the base unit; a factor and a number without a unit need no quotes."""
     plain = unit in ("1", "times") and type(text) in (int, float)
-    found = None if plain else QUANTITY.fullmatch(text)
-    value = float(text) if plain else float(found[1]) * UNITS[unit][found[2]]
+    match = None if plain else QUANTITY.fullmatch(text)
+    value = float(text) if plain else float(match[1]) * UNITS[unit][match[2]]
     if not isfinite(value):
         raise ValueError(f"{text} is no limit")
     return value
@@ -4013,12 +4084,12 @@ NEEDS_GPU = "energy", "efficiency", "power", "tensor_cores"
 def list_policy_tables(document):
     """(name, table, its limits with their units, its other keys) of each table of limits."""
     for section, limits in SECTIONS.items():
-        found = document.get(section, [])
-        for table in found if isinstance(found, list) else [found]:
+        tables = document.get(section, [])
+        for table in tables if isinstance(tables, list) else [tables]:
             yield section, table, limits, MORE_KEYS.get(section, ())
     for section in ("metrics", "scores"):
-        for name, found in document.get(section, {}).items():
-            for table in found if isinstance(found, list) else [found]:
+        for name, stated in document.get(section, {}).items():
+            for table in stated if isinstance(stated, list) else [stated]:
                 limits, more = (
                     ({"minimum": None, "maximum": None}, OF_LOAD)
                     if section == "metrics"
@@ -4050,7 +4121,9 @@ def require_policy(document):  # §4
     texts += document.get("environment", {}).get("packages", {}).items()
     require(type(document.get("evidence", {}).get("preregistered", False)) is bool, "preregistered")
     options = document.get("build", {}).get("options", {}).values()
-    texts += [("an option", each) for each in options if not isinstance(each, bool | int | float)]
+    texts += [
+        ("an option", option) for option in options if not isinstance(option, bool | int | float)
+    ]
     precision = document.get("build", {}).get("precision")
     require(precision in (None, *WORDS["Precision"][1:]), f"precision {precision!r}")
     for name, table, limits, more in list_policy_tables(document):
@@ -4080,11 +4153,11 @@ def require_policy(document):  # §4
         )
     criteria = [*read_policy(document)]
     require(len(criteria) <= SIZES["limits"], f"too large (§1.1): {len(criteria)} limits")
-    names = Counter(each.name for each in criteria)
+    names = Counter(criterion.name for criterion in criteria)
     require(criteria and max(names.values()) == 1, "no limit, or one twice")
-    for each in criteria:
-        if each.section != "environment":
-            require_limit(each, require)
+    for criterion in criteria:
+        if criterion.section != "environment":
+            require_limit(criterion, require)
     require_no_contradiction(criteria, precision, require)
 
 
@@ -4115,17 +4188,28 @@ def require_limit(criterion, require):
 
 def require_no_contradiction(criteria, precision, require):
     """No limit makes another one pointless or impossible."""
-    tails = [each for each in criteria if each.section == "latency"]
-    for one, other in combinations(sorted(tails, key=lambda each: ASKED[each.key]), 2):
-        alike = one.where == other.where and one.key.startswith("m") == other.key.startswith("m")
-        require(not alike or one.limit <= other.limit, f"{one.name} has no effect")
-    shares = {each.key: each.limit for each in criteria if each.section == "precision"}
+    tails = [criterion for criterion in criteria if criterion.section == "latency"]
+    for lower, higher in combinations(sorted(tails, key=lambda criterion: ASKED[criterion.key]), 2):
+        alike = lower.where == higher.where and lower.key.startswith("m") == higher.key.startswith(
+            "m"
+        )
+        require(not alike or lower.limit <= higher.limit, f"{lower.name} has no effect")
+    shares = {
+        criterion.key: criterion.limit for criterion in criteria if criterion.section == "precision"
+    }
     require(sum(shares.values()) <= 1 + 1e-9, "shares of precision add up to more than all")
     others = [share for name, share in shares.items() if precision not in (None, name)]
     require(max(others, default=0.0) <= 0.5, "precision contradicts [build]")
-    found = {each.name: each.limit for each in criteria if each.section == "environment"}
-    gpu = any(each.section in NEEDS_GPU for each in criteria) or "environment.driver" in found
-    require(found.get("environment.gpu") != "none" or not gpu, "a limit needs a GPU")
+    environment = {
+        criterion.name: criterion.limit
+        for criterion in criteria
+        if criterion.section == "environment"
+    }
+    gpu = (
+        any(criterion.section in NEEDS_GPU for criterion in criteria)
+        or "environment.driver" in environment
+    )
+    require(environment.get("environment.gpu") != "none" or not gpu, "a limit needs a GPU")
 
 
 def read_policy(document):
@@ -4142,14 +4226,14 @@ def read_policy(document):
             limit=value,
             unit=None,
         )
-    found = [(section, document.get(section, [])) for section in SECTIONS]
+    sections = [(section, document.get(section, [])) for section in SECTIONS]
     tables = [
-        (section, one)
-        for section, each in found
-        for one in ([each] if isinstance(each, dict) else each)
+        (section, table)
+        for section, stated in sections
+        for table in ([stated] if isinstance(stated, dict) else stated)
     ]
     for (section, table), key in [
-        (each, key) for each in tables for key in SECTIONS[each[0]] if key in each[1]
+        (pair, key) for pair in tables for key in SECTIONS[pair[0]] if key in pair[1]
     ]:
         load, slug = read_load(table)
         text, f1 = str(table[key]), f"F1@{parse(table.get('at_threshold', '25%'), 'fraction'):.0%}"
@@ -4173,20 +4257,20 @@ def read_policy(document):
             unit=unit.replace("image", "sample") if "sample" in text else unit,
             where=[*map(load.get, LOAD)],
         )
-    for name, each in document.get("metrics", {}).items():
-        for table in [each] if isinstance(each, dict) else each:
+    for name, stated in document.get("metrics", {}).items():
+        for table in [stated] if isinstance(stated, dict) else stated:
             for key in [key for key in table if key in ("minimum", "maximum")]:
                 yield read_plugin_limit(name, key, table)
-    for name, each in document.get("scores", {}).items():
-        for table in [each] if isinstance(each, dict) else each:
+    for name, stated in document.get("scores", {}).items():
+        for table in [stated] if isinstance(stated, dict) else stated:
             for key in [key for key in SCORE_LIMITS if key in table]:
                 yield read_score_limit(name, key, table)
 
 
 def find_score(text):
     """The score that a limit names as its unit."""
-    found = QUANTITY.fullmatch(text) if isinstance(text, str) else None
-    return found[2] if found and found[2] in SCORES else None
+    match = QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    return match[2] if match and match[2] in SCORES else None
 
 
 def read_load(table):
@@ -4199,7 +4283,9 @@ def read_plugin_limit(name, key, table):
     """A limit of `[metrics.NAME]`, whose unit says what the metric is."""
     (load, slug), text = read_load(table), str(table[key])
     wanted = re.sub("sample", "image", text.strip().lstrip("+-0123456789.eE").strip())
-    unit = next((one for one in PLUGIN_UNITS if wanted and wanted in UNITS[one]), "1")
+    unit = next(
+        (dimension for dimension in PLUGIN_UNITS if wanted and wanted in UNITS[dimension]), "1"
+    )
     return Record(
         name=".".join(("metrics", name, key, *slug)),
         section="metrics",
@@ -4252,7 +4338,7 @@ def see(estimate, confidence, blocked, source, hidden=(0.0, 0.0), least=-inf, mo
 def is_blocked(tries, at):
     counted, known = keep_valid(tries) or tries, (None, at.build.engine)
     return not keep_valid(tries) or any(
-        one.caveats or one.subject.sha256 not in known for one in counted
+        measurement.caveats or measurement.subject.sha256 not in known for measurement in counted
     )
 
 
@@ -4278,18 +4364,18 @@ def observe_group(tries, name, at):
     if name == "efficiency":
         return invert(observe_group(tries, "energy", at))
     tries = keep_requested(tries, name)
-    found, source = summarize(tries, name, at), tries[-1].run
-    (value, low, high), mean, n = found.estimate.values(), found.mean, len(found.figures)
+    summary, source = summarize(tries, name, at), tries[-1].run
+    (value, low, high), mean, n = summary.estimate.values(), summary.mean, len(summary.figures)
     lacks = name not in OPTIONAL and n != count_processes(tries)
-    blocked = is_blocked(tries, at) or low is None or lacks or found.unknown
+    blocked = is_blocked(tries, at) or low is None or lacks or summary.unknown
     if value is None:
         return Seen(source=source)
     if name == "memory":
-        peak, bound = max(found.figures), bound_next(found.figures, at.confidence("bench"))
-        bound += 2**21 * (min(found.figures) == peak)
-        most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
+        peak, bound = max(summary.figures), bound_next(summary.figures, at.confidence("bench"))
+        bound += 2**21 * (min(summary.figures) == peak)
+        most = max(peak, bound, *summary.spoilt) if isfinite(bound) else peak
         return Seen(peak, (peak, most), blocked, source)
-    number, interval = n if found.alone > 0 else 0, mean and join(mean.interval, found.speeds)
+    number, interval = n if summary.alone > 0 else 0, mean and join(mean.interval, summary.speeds)
     if mean and name in SENSED:
         both = interval
 
@@ -4297,7 +4383,7 @@ def observe_group(tries, name, at):
             return [bound / 1.05 for bound in both(confidence)]
 
     bounds = mean and (low, high)
-    speeds = number, found.lost, found.alone, found.repeated
+    speeds = number, summary.lost, summary.alone, summary.repeated
     return Seen(value, bounds, blocked, source, interval, *speeds)
 
 
@@ -4326,7 +4412,7 @@ def list_evaluations(at):
     best = [run.record.dataset.sha256 for run in mine if run.record.dataset.get("validation")]
     mine.sort(key=lambda run: run.record.dataset.sha256 not in best[:1])
     return [
-        (run, {each.artifact: each for each in run.record.results}.get(at.id))
+        (run, {row.artifact: row for row in run.record.results}.get(at.id))
         for run in mine
         if not any(
             row.artifact == at.id and row.sha256 not in (None, at.build.engine)
@@ -4337,11 +4423,11 @@ def list_evaluations(at):
 
 def observe_accuracy(at):  # §8.1
     """By name; every evaluation is recomputed on the way."""
-    found, ranked = {}, rank_evaluations(at)
+    observed, ranked = {}, rank_evaluations(at)
     others = [run for run in at.newest if run.kind == "evaluate" and run not in ranked]
     for run in [*ranked, *others]:
-        row = {each.artifact: each for each in run.record.results}.get(at.id)
-        counts = row and run in ranked and not found
+        row = {row.artifact: row for row in run.record.results}.get(at.id)
+        counts = row and run in ranked and not observed
         task, table = (
             run.record.get("task", "classification"),
             at.table(f"{run.place}/predictions.parquet", "predictions", classes=True),
@@ -4351,9 +4437,7 @@ def observe_accuracy(at):  # §8.1
         task = TASKS["user" if task.startswith("user:") else task.removeprefix("text-")]
         columns = ("class", "best") if task is TASKS["classification"] else ("truth", "prediction")
         rows = [
-            each
-            for each in run.record.results
-            if f"{each.artifact or 'source'}:{columns[1]}" in table
+            row for row in run.record.results if f"{row.artifact or 'source'}:{columns[1]}" in table
         ]
         check_samples(at, run, table)
         data = run.record.dataset
@@ -4368,7 +4452,7 @@ def observe_accuracy(at):  # §8.1
         if wrong:
             continue
         figures = {
-            each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows
+            row.artifact: estimate_answers(at, run, task, columns, table, row) for row in rows
         }.get(at.id, {})
         groups, data = len({*table.get("group", ())}) or None, run.record.dataset
         known = {"count": len(table[columns[0]]), "groups": groups}
@@ -4385,14 +4469,14 @@ def observe_accuracy(at):  # §8.1
                 if name.startswith("drop")
                 else ((0, hidden) if name in errors else (-hidden, 0), least, 1)
             )
-            found[name] = (
+            observed[name] = (
                 partial(
                     see, figure, at.confidence("evaluate"), not run.info.trained, run.name, *limits
                 )
                 if figure
                 else Seen(source=run.name)
             )
-    return found
+    return observed
 
 
 def check_rules(at, run, table, truths, rows):  # §8.1.1
@@ -4402,8 +4486,8 @@ def check_rules(at, run, table, truths, rows):  # §8.1.1
     at.check(scored <= {*rules}, f"{run.place}: parts of {scored - {*rules}} have no rule")
     labeled = run.info.trained and None not in table[truths]
     at.check(not rules or labeled, f"{run.place}: scores of plug-ins without truths or training")
-    others = (each for each in run.record.results if each not in rows)
-    at.check(not any(each.get("sampled") for each in others), f"{run.place}: scores of no answers")
+    others = (row for row in run.record.results if row not in rows)
+    at.check(not any(row.get("sampled") for row in others), f"{run.place}: scores of no answers")
     if rules:
         at.stated.append(f"{run.place}: what each sample adds to {', '.join(sorted(rules))}")
     return rules
@@ -4418,13 +4502,13 @@ def check_samples(at, run, table):
     at.check(len({*paths} - {None}) == len(paths), f"{run.place}: a sample occurs twice")
     for name, answers in table.items():
         distinct = not name.endswith(":best") or all(
-            each and len({*each}) == len(each) for each in answers
+            answer and len({*answer}) == len(answer) for answer in answers
         )
         at.check(distinct, f"{run.place}: {name} is empty or names a class twice")
     classes = {*zip(table.get("label", ()), table.get("class", ()))}
     labels = [label for label, _ in classes if label is not None]
     at.check(len({*labels}) == len(labels), f"{run.place}: one label is of two classes")
-    rows = [each.artifact or "source" for each in run.record.results]
+    rows = [row.artifact or "source" for row in run.record.results]
     predicted = {name.partition(":")[0] for name in table if ":" in name}
     at.check(predicted <= {*rows}, f"{run.place}: predictions of {predicted - {*rows}} have no row")
     at.check(len({*rows}) == len(rows), f"{run.place}: a build has two rows")
@@ -4445,7 +4529,7 @@ def are_boxes(boxes, label, numbers):  # §8.1.2
 
 
 def are_classes(numbers, classes):
-    return all(type(each) is int and 0 <= each < classes for each in numbers)
+    return all(type(number) is int and 0 <= number < classes for number in numbers)
 
 
 def is_mask(png, classes, ignored=()):
@@ -4490,7 +4574,7 @@ POSSIBLE = {  # §8.1.2: of a truth and of an answer, with the number of classes
     ),
     "token-classification": (lambda tags, _, labels: are_tags(tags, labels),) * 2,
     "question-answering": (
-        lambda texts, *_: all(isinstance(each, str) for each in texts),
+        lambda texts, *_: all(isinstance(text, str) for text in texts),
         lambda text, *_: isinstance(text, str),
     ),
     "multi-label-classification": (
@@ -4538,22 +4622,22 @@ def find_impossible_answer(task, table, truths, classes, labels):  # §8.1.2
                 return "the lengths", at
     if task == "embedding" and None not in true:
         members = defaultdict(list)
-        for number, rating in (each for each in true if each != [-1, 0]):
+        for number, rating in (pair for pair in true if pair != [-1, 0]):
             members[number].append(rating)
-        odd = [one for one, pair in members.items() if len(pair) != 2 or pair[0] != pair[1]]
+        odd = [number for number, pair in members.items() if len(pair) != 2 or pair[0] != pair[1]]
         return ("the pairs", odd[0]) if odd else None
     return None
 
 
-def describe_accuracy(classes, truths, source, found, members):  # §8.1
+def describe_accuracy(classes, truths, source, build, members):  # §8.1
     """What an evaluation states of a classifier."""
-    before, after = ([best[0] for best in each] for each in (source, found))
-    rights = [(one == truth, other == truth) for truth, one, other in zip(truths, before, after)]
+    before, after = ([best[0] for best in predictions] for predictions in (source, build))
+    rights = [(old == truth, new == truth) for truth, old, new in zip(truths, before, after)]
     f1, own_f1 = (
         compare_macro_f1(truths, before, after, members),
         measure_macro_f1(truths, after, members),
     )
-    within = [float(truth in best) for truth, best in zip(truths, found)]
+    within = [float(truth in best) for truth, best in zip(truths, build)]
     top5 = estimate_mean(within, members) if classes > 5 else None
     return {
         "lost": rights.count((True, False)),
@@ -4567,30 +4651,32 @@ def describe_accuracy(classes, truths, source, found, members):  # §8.1
     }
 
 
-def count_classes(truths, found):
+def count_classes(truths, predictions):
     """By class, its truths and predictions together, and the predictions of it that are right."""
-    return Counter(truths) + Counter(found), Counter(a for a, b in zip(truths, found) if a == b)
+    return Counter(truths) + Counter(predictions), Counter(
+        a for a, b in zip(truths, predictions) if a == b
+    )
 
 
-def score_macro_f1(truths, found):
-    sizes, hits = count_classes(truths, found)
+def score_macro_f1(truths, predictions):
+    sizes, hits = count_classes(truths, predictions)
     return fmean(2 * hits[label] / size for label, size in sizes.items())
 
 
-def list_influences(truths, found):
+def list_influences(truths, predictions):
     """What each sample contributes to n times the macro F1."""
-    sizes, hits = count_classes(truths, found)
+    sizes, hits = count_classes(truths, predictions)
     weights = {label: len(truths) / size / len(sizes) for label, size in sizes.items()}
     scores = {label: 2 * hits[label] / sizes[label] * weights[label] for label in sizes}
     return [
-        2 * weights[truth] * (truth == each) - scores[truth] - scores[each]
-        for truth, each in zip(truths, found)
+        2 * weights[truth] * (truth == prediction) - scores[truth] - scores[prediction]
+        for truth, prediction in zip(truths, predictions)
     ]
 
 
-def measure_macro_f1(truths, found, members):
+def measure_macro_f1(truths, predictions, members):
     """The macro F1, as a score of samples."""
-    value, parts = score_macro_f1(truths, found), list_influences(truths, found)
+    value, parts = score_macro_f1(truths, predictions), list_influences(truths, predictions)
     return estimate_macro_f1(value, parts, truths, members, 0)
 
 
@@ -4610,7 +4696,7 @@ def estimate_macro_f1(value, parts, truths, members, least):
 
 
 def estimate_answers(at, run, task, columns, table, row):
-    truths, source, found = (
+    truths, source, build = (
         table[name]
         for name in (
             columns[0],
@@ -4623,12 +4709,12 @@ def estimate_answers(at, run, task, columns, table, row):
     shown = [best[0] for best in source] if task is TASKS["classification"] else shown
     if shown is None or len({*shown}) > 1:
         same = (
-            task.agree_all(source, found) if task.agree_all else [*map(task.agree, source, found)]
+            task.agree_all(source, build) if task.agree_all else [*map(task.agree, source, build)]
         )
         figures["agreement"] = estimate_mean(same, members)
     (n, was, early, _), (_, now, late, amounts) = (
-        task.score(truths, each, members) if None not in truths else (0, None, None, None)
-        for each in (source, found)
+        task.score(truths, predictions, members) if None not in truths else (0, None, None, None)
+        for predictions in (source, build)
     )
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
         effect = task.find_effect(name, was(name))
@@ -4655,7 +4741,7 @@ def estimate_answers(at, run, task, columns, table, row):
         if n
     ]
     if row.accuracy and n:
-        again = describe_accuracy(run.record.dataset.classes, truths, source, found, members)
+        again = describe_accuracy(run.record.dataset.classes, truths, source, build, members)
         at.compare(f"{run.place}: {row.artifact}: accuracy", row.accuracy, again)
     if row.accuracy:
         known = row.accuracy
@@ -4682,9 +4768,9 @@ def estimate_answers(at, run, task, columns, table, row):
     return figures | main | sampled
 
 
-def compare_scores(task, name, source, found, n, effect, members):
+def compare_scores(task, name, source, build, n, effect, members):
     """The score of the second model, and its drop from that of the first."""
-    (was, early), (now, late) = source, found
+    (was, early), (now, late) = source, build
     first, second = (late, early) if name in task.errors else (early, late)
     width = 1 - task.least
     own = (
@@ -4707,7 +4793,7 @@ def estimate_parts(at, run, table, row, members, size):  # §8.1.1
         named = re.fullmatch(r"[a-z][a-z0-9_-]*", name) and name not in {*SCORES, *OF_TASKS}
         at.check(bool(named), f"{run.place}: a plug-in's score is called {name}")
         columns = [
-            table.get(f"{each}:part.{name}") for each in ("source", row.artifact or "source")
+            table.get(f"{model}:part.{name}") for model in ("source", row.artifact or "source")
         ]
         parts = [part for column in columns for part in column or ()]
         sound = all(is_part(part, rule.lower_is_better) for part in parts)
@@ -4728,16 +4814,16 @@ def estimate_parts(at, run, table, row, members, size):  # §8.1.1
     return figures
 
 
-def do_groups_differ(rule, source, found):
-    groups = ([part[2] for part in each] for each in (source, found))
+def do_groups_differ(rule, source, build):
+    groups = ([part[2] for part in parts] for parts in (source, build))
     return rule.rule == "class mean" and any(map(ne, *groups))
 
 
-def compare_parts(name, rule, source, found, members, size):
+def compare_parts(name, rule, source, build, members, size):
     """The score and its drop; twice None where one of them is not defined."""
-    task = make_part_task(name, rule, [*source, *found])
+    task = make_part_task(name, rule, [*source, *build])
     (n, was, early, _), (_, now, late, amounts) = (
-        task.score(found, each, members) for each in (source, found)
+        task.score(build, parts, members) for parts in (source, build)
     )
     if not isfinite(was(name) - now(name)):
         return None, None
@@ -4765,7 +4851,7 @@ def find_snr(rows, confidence):
 
 def observe_preprocessing(at):  # §8.2
     """By name; every proof is recomputed on the way."""
-    found = {}
+    observed = {}
     for run in (run for run in at.newest if run.kind == "preprocess"):
         rows, record, parity = (
             at.table(f"{run.place}/images.parquet", "images"),
@@ -4801,33 +4887,33 @@ def observe_preprocessing(at):  # §8.2
             {"images": len(classes), "snr_db": snr, "equal": equal and sum(equal), "share": share},
         )
         at.compare(f"{run.place}: proof", proof, describe_proof(record, rows))
-        if found or run.name in at.early or not is_of_model(at, record):
+        if observed or run.name in at.early or not is_of_model(at, record):
             continue
         refused = bool(parity.refused)
         if same:
             few = not equal and len(same) < 100
-            found["agreement"] = see(
+            observed["agreement"] = see(
                 estimate_mean(same),
                 at.confidence("preprocess"),
                 refused or few or not record.trained,
                 run.name,
             )
         if snr is not None:
-            found["snr"] = Seen(snr, ci, refused or ci is None, run.name)
-    return found
+            observed["snr"] = Seen(snr, ci, refused or ci is None, run.name)
+    return observed
 
 
 def describe_proof(record, rows):  # §8.2
     """The figures of a proof of preprocessing, over all images together."""
-    classes, found, truths = rows["reference_class"], rows["dali_class"], rows.get("class", [None])
+    classes, dali, truths = rows["reference_class"], rows["dali_class"], rows.get("class", [None])
     (output,) = pool_errors({**rows, "output": ["output"] * len(classes)})
     agreement = accuracy = None
     if record.classifies:
-        same = [*map(eq, classes, found)]
+        same = [*map(eq, classes, dali)]
         share = estimate_mean(same)
         agreement = {"images": len(same), "share": share.value, "ci": [*share.interval(0.95)]}
         if None not in truths:
-            rights = ([*map(eq, each, truths)] for each in (classes, found))
+            rights = ([*map(eq, labels, truths)] for labels in (classes, dali))
             accuracy = dict(zip(("reference", "dali"), map(fmean, rights)))
     return {"output": output, "top1_agreement": agreement, "accuracy": accuracy}
 
@@ -4842,7 +4928,7 @@ def compare_predictions(name, rows):
     task, before, shown = TASKS[name], rows["reference_prediction"], rows["reference_prediction"]
     if name == "detection":
         shown = [[box[:4] + box[5:] for box in boxes if box[4] >= 0.25] for boxes in before]
-    alike = all(each == shown[0] for each in shown)
+    alike = all(prediction == shown[0] for prediction in shown)
     if alike or ("truth" in rows and task.score(rows["truth"], before)[1](task.scores[0]) == 0):
         return None
     return [*map(task.agree, before, rows["dali_prediction"])]
@@ -4850,13 +4936,13 @@ def compare_predictions(name, rows):
 
 def observe_tensor_cores(at, judged):  # §8.3
     """Of the newest profile of the judged file; every stage with all of its tables is recomputed on the way."""
-    found, profiles = [], [run for run in at.newest if run.kind == "profile"]
+    observed, profiles = [], [run for run in at.newest if run.kind == "profile"]
     every = [(run, stage) for run in profiles for stage in run.record.stages]
     at.stated += [
         f"{run.place}: views of traces and findings, which optpipe verify recomputes"
         for run in profiles
     ]
-    for run, stage in (each for each in every if each[1].subject.artifact):
+    for run, stage in (pair for pair in every if pair[1].subject.artifact):
         place, cores = f"{run.place}: {stage.subject.name}", stage.profile.tensor_cores
         mine = [name for name in run.files if name.startswith(f"{stage.folder}/")]
         whole = bool(mine) and all(at.path(f"{run.place}/{name}").is_file() for name in mine)
@@ -4872,16 +4958,16 @@ def observe_tensor_cores(at, judged):  # §8.3
                 {"tensor_cores": times, "is steady": steady if times else passed},
             )
         file = {
-            each.subject.get("sha256")
-            for each in run.record.stages
-            if each.subject.artifact == at.id
+            stage.subject.get("sha256")
+            for stage in run.record.stages
+            if stage.subject.artifact == at.id
         }
         counts = (
             stage.subject.artifact == at.id
             and file <= {None, at.build.engine}
             and run.name not in at.early
         )
-        if found or not counts or not (cores and any(cores.eligible_ns_by_iteration)):
+        if observed or not counts or not (cores and any(cores.eligible_ns_by_iteration)):
             continue
         at.open += (
             []
@@ -4889,14 +4975,14 @@ def observe_tensor_cores(at, judged):  # §8.3
             else [f"{name}: the tables of {place} are not in the dossier" for name in judged]
         )
         if whole and not times:
-            found.append(Seen(source=run.name))
+            observed.append(Seen(source=run.name))
             continue
         used, eligible = cores.used_ns_by_iteration, cores.eligible_ns_by_iteration
         interval = bound_part(used, eligible, at.confidence("profile"))
-        found.append(
+        observed.append(
             Seen(sum(used) / sum(eligible), interval, not (whole and passed and interval), run.name)
         )
-    return found
+    return observed
 
 
 @cache
@@ -4986,14 +5072,14 @@ def sum_kernels(at, run, stage):
         for turn in turns
     ]
     counts, usual = (
-        [sum("name" in row for row in each) for each in own],
+        [sum("name" in row for row in rows) for rows in own],
         stage.facts.unprofiled_iteration_ns,
     )
     steady = any(counts) and (
         1 == len({*counts}) < len(counts) or 1 == len({*counts[1:]}) < len(counts) - 1
     )
     if steady and launches:
-        ends = [(max(row.end_ns for row in each), turn) for each, turn in zip(own, turns) if each]
+        ends = [(max(row.end_ns for row in rows), turn) for rows, turn in zip(own, turns) if rows]
         waited, walls = (
             sum(end - turn.start_ns for end, turn in ends),
             sum(turn.end_ns - turn.start_ns for _, turn in ends),
@@ -5074,11 +5160,11 @@ def split_kernels(stage, ranges, turns, kernels):
 
 def observe_outputs(at):  # §8.3
     """By output and steps, the observations by name."""
-    checked, found = at.verification or Record(id=None, files=(), info={}), {}
+    checked, observed = at.verification or Record(id=None, files=(), info={}), {}
     place, info = f"builds/verification-{checked.id}/errors.parquet", checked.info
     table, states = (
         at.table(place, "errors"),
-        {each.name: each for each in info.get("trajectory") or ()},
+        {state.name: state for state in info.get("trajectory") or ()},
     )
     confidence = at.confidence("outputs")
     for output, rows in split_outputs(table):
@@ -5096,9 +5182,9 @@ def observe_outputs(at):  # §8.3
             len({*rows["reference_best"]}) < 2,
         )
         cosines = [*map(find_cosine, *(rows[name] for name in COSINE))]
-        mean = estimate_score(fmean(cosines), lambda each=cosines: each, len(cosines), -1)
+        mean = estimate_score(fmean(cosines), lambda values=cosines: values, len(cosines), -1)
         same = estimate_mean([*map(eq, rows["output_best"], rows["reference_best"])])
-        found |= (
+        observed |= (
             {
                 (output, info.get("steps") if output in states else None): {
                     "snr": Seen(
@@ -5117,7 +5203,7 @@ def observe_outputs(at):  # §8.3
             if any(rows["values"])
             else {}
         )
-    return found
+    return observed
 
 
 def find_cosine(reference, output, product, difference, finite):
@@ -5131,18 +5217,23 @@ def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
     losses, spoilt, first, source = [], [], [], None
     same = old.subject.backend != new.subject.backend or old.settings == new.settings
     same = (
-        same and packages and all(old.facts.get(each) == new.facts.get(each) for each in packages)
+        same
+        and packages
+        and all(old.facts.get(package) == new.facts.get(package) for package in packages)
     )
     for run in (run for run in at.runs if same and run.pairs and run.name not in at.early):
         named = run.comparison.baseline_artifact, run.comparison.contender_artifact
         step = {(old.artifact, at.id): 1, (at.id, old.artifact): -1}.get(named)
         pairs = [pair[::step] for pair in run.pairs]
         alike = all(
-            (one.key, one.settings, one.machine) == (new.key, side.settings, new.machine)
-            for one, side in zip(pairs[0], (old, new))
+            (measurement.key, measurement.settings, measurement.machine)
+            == (new.key, side.settings, new.machine)
+            for measurement, side in zip(pairs[0], (old, new))
         )
         figures = [
-            [read_figure(one, name) for one in pair] if len(keep_valid(pair)) == 2 else ()
+            [read_figure(measurement, name) for measurement in pair]
+            if len(keep_valid(pair)) == 2
+            else ()
             for pair in pairs
         ]
         lacking = any(None in pair for pair in figures)
@@ -5158,7 +5249,7 @@ def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
         )
         blocked, source = blocked or lacking, run.name
         raw = [
-            [read_raw(one, name) or 0 for one in pair]
+            [read_raw(measurement, name) or 0 for measurement in pair]
             for pair in pairs
             if len(keep_valid(pair)) < 2
         ]
@@ -5170,38 +5261,41 @@ def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
     if not mean or number < 4:
         return None
     blocked = blocked or None in spoilt
-    gap = max([GAP, *(abs(each - mean.value) for each in spoilt if each is not None)])
+    gap = max([GAP, *(abs(loss - mean.value) for loss in spoilt if loss is not None)])
     return see_change(mean, at, blocked, source, number, len(spoilt), gap)
 
 
 def observe_loss(group, name, at):  # §8.4
     new, approved = group[-1], select(at.baseline)
     base = approved.get(new.key, [*approved.values()][-1])
-    both = [keep_requested(each, name) for each in (group, base)]
-    blocked = any(one.caveats for one in keep_valid(base) or base) or is_blocked(both[0], at)
+    both = [keep_requested(side, name) for side in (group, base)]
+    blocked = any(measurement.caveats for measurement in keep_valid(base) or base) or is_blocked(
+        both[0], at
+    )
     networks = {at.request.network, at.request.baseline_network} - {None}
     blocked = blocked or len(networks) > 1
     paired = observe_rounds(base[-1], new, at, name, blocked)
     if paired or new.key not in approved:
         return paired or Seen(source=new.run)
-    found, logs = [summarize(each, name, at) for each in both], []
+    summaries, logs = [summarize(side, name, at) for side in both], []
     lacks = not keep_valid(base) or any(
-        len(one.figures) != count_processes(each) or one.unknown for one, each in zip(found, both)
+        len(summary.figures) != count_processes(side) or summary.unknown
+        for summary, side in zip(summaries, both)
     )
-    clocks = [each[-1].clock for each in (group, base)]
+    clocks = [side[-1].clock for side in (group, base)]
     moved = new.machine != base[-1].machine or (all(clocks) and max(clocks) / min(clocks) > 1.05)
     apart = (
-        len({one.run for each in both for one in keep_valid(each)}) > 1
-        and min(len(one.parts) for one in found) < 2
+        len({measurement.run for side in both for measurement in keep_valid(side)}) > 1
+        and min(len(summary.parts) for summary in summaries) < 2
     )
     scatter = (
         find_scatter(group_up([*at.measured, *at.baseline]), name, at)
         if apart
         else Mean(0.0, 0.0, inf)
     )
-    if not scatter or not all(one.mean and one.mean.value > 0 for one in found):
+    if not scatter or not all(summary.mean and summary.mean.value > 0 for summary in summaries):
         return Seen(source=new.run)
-    for mean, number in ((one.mean, len(one.parts)) for one in found):
+    for mean, number in ((summary.mean, len(summary.parts)) for summary in summaries):
         least, most = (scatter.error, scatter.freedom) if apart and number < 2 else (0.0, inf)
         logs.append(
             Mean(log(mean.value), max(mean.error / mean.value, least), min(mean.freedom, most))
@@ -5212,9 +5306,14 @@ def observe_loss(group, name, at):  # §8.4
     freedom = min(
         spread**2 / shares if shares > 0 else late.freedom + early.freedom, scatter.freedom
     )
-    sides = [(one.mean.value, one.speeds) for one in found][:: -1 if name == "throughput" else 1]
-    processes, gap = min(len(one.figures) for one in found), max(one.gap for one in found)
-    lost = max(one.lost for one in found)
+    sides = [(summary.mean.value, summary.speeds) for summary in summaries][
+        :: -1 if name == "throughput" else 1
+    ]
+    processes, gap = (
+        min(len(summary.figures) for summary in summaries),
+        max(summary.gap for summary in summaries),
+    )
+    lost = max(summary.lost for summary in summaries)
     return see_change(
         Mean(late.value - early.value, sqrt(spread), freedom),
         at,
@@ -5224,8 +5323,10 @@ def observe_loss(group, name, at):  # §8.4
         lost,
         gap,
         TAILS.get(name, 0.0),
-        sum(one.repeated for one in found),
-        speeds=compare_speeds(*sides) if min(chain(*(one.figures for one in found))) > 0 else None,
+        sum(summary.repeated for summary in summaries),
+        speeds=compare_speeds(*sides)
+        if min(chain(*(summary.figures for summary in summaries))) > 0
+        else None,
         mirrored=True,
     )
 
@@ -5233,11 +5334,11 @@ def observe_loss(group, name, at):  # §8.4
 def find_scatter(groups, name, at):
     """The standard deviation of the logarithms of run means, and its freedom."""
     logs = [
-        [log(fmean(run)) for run in summarize(each, name, at).parts if min(run) > 0]
-        for each in groups
+        [log(fmean(run)) for run in summarize(group, name, at).parts if min(run) > 0]
+        for group in groups
     ]
-    freedom = sum(len(each) - 1 for each in logs if each)
-    squares = sum((one - fmean(each)) ** 2 for each in logs for one in each)
+    freedom = sum(len(numbers) - 1 for numbers in logs if numbers)
+    squares = sum((number - fmean(numbers)) ** 2 for numbers in logs for number in numbers)
     return Mean(0.0, sqrt(squares / freedom), freedom) if freedom else None
 
 
@@ -5284,11 +5385,15 @@ def observe(criterion, at):
         at.build.info,
     )
     if section == "environment":
-        tries = [one for group in select(at.measured).values() for one in keep_valid(group)]
-        known = [(one.facts, one.run) for one in tries] + [
+        tries = [
+            measurement
+            for group in select(at.measured).values()
+            for measurement in keep_valid(group)
+        ]
+        known = [(measurement.facts, measurement.run) for measurement in tries] + [
             (run.facts, run.name) for run in at.turns
         ]
-        facts = {one.get(key, "none"): run for one, run in known}
+        facts = {facts.get(key, "none"): run for facts, run in known}
         return [Seen(value, None, False, run) for value, run in facts.items()]
     if section in ("precision", "size"):
         place, value, ci = f"builds/artifact-{at.id}/manifest.json", at.build.size, None
@@ -5298,19 +5403,27 @@ def observe(criterion, at):
         return [Seen(float(value), ci, False, place)]
     if section == "outputs":
         kept = {
-            output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps
+            output: figures
+            for (output, steps), figures in at.outputs.items()
+            if steps == criterion.steps
         }
-        return [each[name] for output, each in kept.items() if criterion.output in (None, output)]
+        return [
+            figures[name] for output, figures in kept.items() if criterion.output in (None, output)
+        ]
     if section in ("accuracy", "scores") and has_failed(at):
         return []
     if section in ("accuracy", "preprocessing", "scores"):
         figure = key if section == "scores" else key.rpartition("_")[2]
         score = f"drop of {criterion.score}" if figure == "drop" else criterion.score
         of = "accuracy" if section == "scores" else section
-        one = at.seen[of].get(score if criterion.score else figure)
+        estimate = at.seen[of].get(score if criterion.score else figure)
         return (
-            [one(factor=100 if criterion.unit == "points" else 1) if callable(one) else one]
-            if one
+            [
+                estimate(factor=100 if criterion.unit == "points" else 1)
+                if callable(estimate)
+                else estimate
+            ]
+            if estimate
             else []
         )
     if section == "tensor_cores":
@@ -5323,13 +5436,15 @@ def observe(criterion, at):
         else ()
     )
     see_group = observe_loss if section == "regression" else observe_group
-    seen = [see_group(each, FIGURES.get(section, key), at) for each in groups]
+    seen = [see_group(group, FIGURES.get(section, key), at) for group in groups]
     if section != "metrics":
         return seen
-    units = [{one.units.get(key) for one in each} - {None} for each in groups]
+    units = [{measurement.units.get(key) for measurement in group} - {None} for group in groups]
     return [
-        one._replace(blocked=one.blocked or bool(as_images(measured) - as_images([criterion.unit])))
-        for one, measured in zip(seen, units)
+        observation._replace(
+            blocked=observation.blocked or bool(as_images(measured) - as_images([criterion.unit]))
+        )
+        for observation, measured in zip(seen, units)
     ]
 
 
@@ -5341,25 +5456,29 @@ def as_images(units):
 # ---- verdicts (§9)
 
 
-def is_rejected(criterion, one, level, at):
+def is_rejected(criterion, observation, level, at):
     """Whether the probability of the observation at the limit is at most `level`, by its own distribution."""
     limit, base, z = criterion.limit, float(criterion.section == "regression"), NormalDist().inv_cdf
     kind = LOOKS.get(criterion.section, "bench")
-    if one.number and base + one.value > 0 < base + limit:
-        far = abs(log(base + one.value) - log(base + limit)) - one.repeated
-        share = expm1(max(far, 0.0)) / expm1(one.gap) if far < one.gap else 1.0
-        chance = sum_binomial(one.lost, one.number + one.lost, share) if share < 1 else 0.0
+    if observation.number and base + observation.value > 0 < base + limit:
+        far = abs(log(base + observation.value) - log(base + limit)) - observation.repeated
+        share = expm1(max(far, 0.0)) / expm1(observation.gap) if far < observation.gap else 1.0
+        chance = (
+            sum_binomial(observation.lost, observation.number + observation.lost, share)
+            if share < 1
+            else 0.0
+        )
         level -= chance
     if level <= 0:
         return False
     level /= at.parts[kind]
     wider = z(1 - level) / z(0.5 + at.confidence(kind) / 2)
     low, high = (
-        one.interval(1 - 2 * level)
-        if one.interval
-        else (one.value + (bound - one.value) * wider for bound in one.ci)
+        observation.interval(1 - 2 * level)
+        if observation.interval
+        else (observation.value + (bound - observation.value) * wider for bound in observation.ci)
     )
-    moved = exp(one.repeated)
+    moved = exp(observation.repeated)
     above = (base + low) / moved > base + limit
     return (base + high) * moved < base + limit if criterion.least else above
 
@@ -5367,32 +5486,40 @@ def is_rejected(criterion, one, level, at):
 def reject(observed, at):
     """The observations that Holm's procedure rejects."""
     tests = [
-        (criterion, one)
-        for criterion, found in observed
+        (criterion, observation)
+        for criterion, observations in observed
         if criterion.least is not None
-        for one in found
-        if not one.blocked and one.ci and one.ci[0] < one.ci[1]
+        for observation in observations
+        if not observation.blocked and observation.ci and observation.ci[0] < observation.ci[1]
     ]
     rejected, number = set(), -1
     while number < len(rejected) < len(tests):
         number, level = len(rejected), (1 - at.policy) / 2 / (len(tests) - len(rejected))
-        rejected |= {id(one) for criterion, one in tests if is_rejected(criterion, one, level, at)}
+        rejected |= {
+            id(observation)
+            for criterion, observation in tests
+            if is_rejected(criterion, observation, level, at)
+        }
     return rejected
 
 
-def judge(criterion, found, rejected):
+def judge(criterion, observations, rejected):
     """The judged fields of a criterion: those of its worst observation."""
     ranked, limit, least = [], criterion.limit, criterion.least
-    for one in found:
-        low, high = one.ci or (one.value, one.value)
+    for observation in observations:
+        low, high = observation.ci or (observation.value, observation.value)
         margin = (
-            -float(one.value != limit) if least is None else low - limit if least else limit - high
+            -float(observation.value != limit)
+            if least is None
+            else low - limit
+            if least
+            else limit - high
         )
         beyond = least is not None and (high < limit if least else low > limit)
-        fails = beyond and (low == high or id(one) in rejected)
+        fails = beyond and (low == high or id(observation) in rejected)
         verdict = (
             INCONCLUSIVE
-            if one.blocked
+            if observation.blocked
             else FAIL
             if fails
             else PASS
@@ -5401,21 +5528,21 @@ def judge(criterion, found, rejected):
         )
         rank = (
             ORDER.index(verdict),
-            not one.blocked,
+            not observation.blocked,
             -inf if isnan(margin) else margin,
-            one.source,
+            observation.source,
             len(ranked),
         )
-        ranked.append((*rank, verdict, one))
-    verdict, one = min(ranked)[-2:] if ranked else (INCONCLUSIVE, Seen())
-    known = isinstance(one.value, str) or isfinite(one.value)
+        ranked.append((*rank, verdict, observation))
+    verdict, worst = min(ranked)[-2:] if ranked else (INCONCLUSIVE, Seen())
+    known = isinstance(worst.value, str) or isfinite(worst.value)
     return {
         "verdict": verdict,
-        "source": one.source,
+        "source": worst.source,
         "threshold": limit,
         "unit": criterion.unit,
-        "observed": one.value if known else None,
-        "ci": [*one.ci] if known and one.ci else None,
+        "observed": worst.value if known else None,
+        "ci": [*worst.ci] if known and worst.ci else None,
     }
 
 
@@ -5424,8 +5551,8 @@ def bound_share(share, kind):  # §8.3
     known, unknown = share.macs or share.layers, share.get("unknown", ())
     value = low = known.get(kind, 0.0)
     high = min(value + known.get("unattributed", 0.0), 1.0)
-    others = any(each.type != kind for each in unknown)
-    same = any(each.type in (kind, "unattributed") for each in unknown)
+    others = any(layer.type != kind for layer in unknown)
+    same = any(layer.type in (kind, "unattributed") for layer in unknown)
     if unknown and not share.macs:
         low, high = float(not others), float(same)
         return (low if low == high else value), low, high
@@ -5453,7 +5580,7 @@ def judge_precision(info, policy):
 def judge_trust(at, policy):
     checked, info = at.verification, at.build.info
     same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
-    machines = {str(one.machine) for one in (*at.measured, *at.turns)}
+    machines = {str(measurement.machine) for measurement in (*at.measured, *at.turns)}
     alone = len(machines) == 1 and (keep_valid(at.measured) or at.turns)
     return {
         "trust.weights": PASS if info.weights.source not in UNTRAINED else INCONCLUSIVE,
@@ -5468,15 +5595,15 @@ def judge_trust(at, policy):
 def list_loosened(at):  # §10
     """The limits of evidence that were looser than usual."""
     limits = [
-        one.limits
+        measurement.limits
         for run in at.runs
         if run.kind == "bench" and at.id in run.parents
-        for one in run.record.measurements
-        if run.comparison or one.subject.artifact == at.id
+        for measurement in run.record.measurements
+        if run.comparison or measurement.subject.artifact == at.id
     ]
-    limits += [one.limits for one in at.baseline]
+    limits += [measurement.limits for measurement in at.baseline]
     for name, usual in LIMITS.items():
-        loosest = max((each.get(name, usual) for each in limits), default=usual)
+        loosest = max((stated.get(name, usual) for stated in limits), default=usual)
         if loosest > usual:
             yield {"name": name, "value": loosest, "usual": usual}
     asked, usual = (
@@ -5491,7 +5618,7 @@ def list_loosened(at):  # §10
 
 def sort_codes(group):
     """A stated group, with the codes of left-out measurements in order: they are sets."""
-    left = [one | {"codes": sorted({*one.codes})} for one in group.left_out]
+    left = [entry | {"codes": sorted({*entry.codes})} for entry in group.left_out]
     return group | {"left_out": left, "names of figures": sorted(group.figures)}
 
 
@@ -5502,25 +5629,29 @@ def describe_group(stated, groups, at):
     """The judged fields of a group in verdict.json."""
     tries, figures = groups[tuple(stated.load[key] for key in LOAD)], {}
     valid, newest = keep_valid(tries), tries[-1]
-    units = {name: unit for one in tries for name, unit in one.units.items()}
+    units = {name: unit for measurement in tries for name, unit in measurement.units.items()}
     for name in (*GROUP_FIGURES, *units):
-        found, values = summarize(tries, name, at), None
-        if valid and found.figures:
-            values, estimate = found.figures, found.estimate
+        summary, values = summarize(tries, name, at), None
+        if valid and summary.figures:
+            values, estimate = summary.figures, summary.estimate
         elif not valid and (shown := read_figure(newest, name, False)) is not None:
             values, estimate = [shown], {"value": shown, "low": None, "high": None}
         if values:
             figures[name] = {"estimate": estimate, "processes": values, "unit": units.get(name)}
     left = [
-        {"run": one.run, "measurement": one.id, "codes": sorted({*list_codes(one)})}
-        for one in tries
-        if one.codes
+        {
+            "run": measurement.run,
+            "measurement": measurement.id,
+            "codes": sorted({*list_codes(measurement)}),
+        }
+        for measurement in tries
+        if measurement.codes
     ]
     return {
         "subject": fill(newest.subject, stated.subject),
         "load": fill(newest.load, stated.load),
         "processes": count_processes(tries),
-        "runs": [*dict.fromkeys(one.run for one in valid)],
+        "runs": [*dict.fromkeys(measurement.run for measurement in valid)],
         "left_out": left,
         "names of figures": sorted(figures),
         "figures": figures,
@@ -5535,7 +5666,9 @@ def fill(record, stated):
 
 def is_reason(text):
     """One printable line with a letter that can be seen; Hangul fillers are letters that cannot."""
-    letters = [each for each in text if each.isalpha() and each not in "\u115f\u1160\u3164\uffa0"]
+    letters = [
+        letter for letter in text if letter.isalpha() and letter not in "\u115f\u1160\u3164\uffa0"
+    ]
     return text.isprintable() and bool(letters)
 
 
@@ -5557,10 +5690,13 @@ def judge_dossier(at, document):
     at.thresholds = {criterion.score for criterion in policy if criterion.key == "maximum_f1_drop"}
     at.seen = {"accuracy": observe_accuracy(at), "preprocessing": observe_preprocessing(at)}
     at.seen["tensor_cores"] = observe_tensor_cores(
-        at, [one.name for one in policy if one.section == "tensor_cores"]
+        at, [criterion.name for criterion in policy if criterion.section == "tensor_cores"]
     )
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
-    stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
+    stated, rejected = (
+        {criterion.name: criterion for criterion in verdict.criteria},
+        reject(observed, at),
+    )
     trust, loosened = judge_trust(at, policy), [*list_loosened(at)]
     record = f"builds/artifact-{at.id}/manifest.json"
     proof = at.verification and f"{at.verification.place}/manifest.json"
@@ -5571,11 +5707,11 @@ def judge_dossier(at, document):
     }
     empty = dict.fromkeys(("observed", "ci", "threshold", "unit"))
     expected = {
-        name: {"verdict": each} | empty | sources.get(name, {}) for name, each in trust.items()
+        name: {"verdict": judged} | empty | sources.get(name, {}) for name, judged in trust.items()
     }
-    for criterion, found in observed:
+    for criterion, observations in observed:
         name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""
-        expected[name] = judge(criterion, found, rejected)
+        expected[name] = judge(criterion, observations, rejected)
         if said:
             words = re.sub("at most |at least |@.*|,", "", said).replace("sample", "image")
             limit = parse(words, criterion.unit.replace("sample", "image"))
@@ -5586,7 +5722,7 @@ def judge_dossier(at, document):
     at.check({*request.waivers} <= {*expected}, "request.json: waives criteria that do not exist")
     for name, reason in request.waivers.items():
         at.check(is_reason(reason), f"request.json: the waiver of {name} has no reason")
-    judged = {name: each["verdict"] for name, each in expected.items()}
+    judged = {name: entry["verdict"] for name, entry in expected.items()}
     overall, groups = decide(judged, request.waivers), select(at.measured)
     at.compare(
         "verdict.json",
@@ -5610,8 +5746,8 @@ def judge_dossier(at, document):
                     re.sub("[-:]", "", request.created_utc[:19]),
                 )
             ),
-            "runs": sorted({one.run for one in at.measured}),
-            "runs_left_out": sorted({one.run for one in at.left_out}),
+            "runs": sorted({measurement.run for measurement in at.measured}),
+            "runs_left_out": sorted({measurement.run for measurement in at.left_out}),
             "artifact": {
                 "id": at.id,
                 "backend": build.info.backend,
@@ -5626,10 +5762,10 @@ def judge_dossier(at, document):
             },
             **{key: request[key] for key in ("baseline", "created_utc", "optpipe", "since")},
             "criteria": [
-                each | {"name": name, "waived": request.waivers.get(name)}
-                for name, each in expected.items()
+                entry | {"name": name, "waived": request.waivers.get(name)}
+                for name, entry in expected.items()
             ],
-            "groups": [describe_group(each, groups, at) for each in verdict.groups],
+            "groups": [describe_group(group, groups, at) for group in verdict.groups],
             "loosened": loosened,
         },
     )
@@ -5644,7 +5780,7 @@ def break_artifact(build):
     share, placed = proof.share, proof.get("placement")
     return {
         "shares": share.total_macs >= 0
-        and all(sum(each.values()) <= 1 + 1e-6 for each in (share.macs, share.layers)),
+        and all(sum(shares.values()) <= 1 + 1e-6 for shares in (share.macs, share.layers)),
         "placement": proof.others_count >= len(proof.others)
         and (not placed or (0 <= placed.share <= 1 and 0 <= placed["count"] <= placed.nodes)),
     }
@@ -5652,8 +5788,8 @@ def break_artifact(build):
 
 def break_verification(build):
     info, asked = build.info, build.recipe.get("minimum_snr_db")
-    close = all(each.relative <= 2 * info.tolerance_relative for each in info.outputs)
-    known = [each.snr_db for each in info.outputs if each.snr_db is not None]
+    close = all(output.relative <= 2 * info.tolerance_relative for output in info.outputs)
+    known = [output.snr_db for output in info.outputs if output.snr_db is not None]
     alike = (
         abs(info.snr_db - min(known)) <= 3
         if known and info.snr_db is not None
@@ -5661,7 +5797,7 @@ def break_verification(build):
     )
     return {
         "a verification": min(info.samples, info["values"]) >= 0
-        and (not info.passed or (close and all(each.finite for each in info.outputs)))
+        and (not info.passed or (close and all(output.finite for output in info.outputs)))
         and (alike or bool(info.get("trajectory")) or not info.outputs),
         "its tolerance": asked is None
         or isclose(info.tolerance_relative, 10 ** (-asked / 20), rel_tol=1e-6),
@@ -5681,35 +5817,36 @@ def hold_rounds(tuning):
     sides = tuning.dataloader, tuning.dali
     repeats = [side.repeats_images_per_s for side in sides]
     rates = [side.images_per_s for side in sides]
-    if min(rates, default=0) <= 0 or any(min(each, default=1) <= 0 for each in repeats):
+    if min(rates, default=0) <= 0 or any(min(values, default=1) <= 0 for values in repeats):
         return False
     if any(side.batches < 0 for side in sides) or not all(
-        not each or min(each) * (1 - 1e-9) <= rate <= max(each) * (1 + 1e-9)
-        for rate, each in zip(rates, repeats)
+        not values or min(values) * (1 - 1e-9) <= rate <= max(values) * (1 + 1e-9)
+        for rate, values in zip(rates, repeats)
     ):
         return False
-    found, ci = rates[1] / rates[0], None
+    ratio, ci = rates[1] / rates[0], None
     if len(repeats[0]) == len(repeats[1]) >= 4:
         logs = [log(ours / theirs) for theirs, ours in zip(*repeats)]
         mean = Mean(fmean(logs), stdev(logs) / sqrt(len(logs)), len(logs) - 1)
-        found, ci = exp(mean.value), [*map(exp, mean.interval(0.95))]
+        ratio, ci = exp(mean.value), [*map(exp, mean.interval(0.95))]
     stated = [tuning.speedup, *(tuning.speedup_ci or ())]
-    return len(stated) == len([found, *(ci or ())]) and all(
-        isclose(one, other, rel_tol=1e-6) for one, other in zip(stated, [found, *(ci or ())])
+    return len(stated) == len([ratio, *(ci or ())]) and all(
+        isclose(said, computed, rel_tol=1e-6)
+        for said, computed in zip(stated, [ratio, *(ci or ())])
     )
 
 
-def is_checked(one):
+def is_checked(measurement):
     """Whether the check of a measurement's outputs is possible."""
-    check = one.get("output_check")
+    check = measurement.get("output_check")
     if not check:
         return True
     error, word = check.get("relative_error"), (check.get("tolerance") or "").rpartition(" ")[2]
     most = float(word) if re.fullmatch(r"[0-9.]+(e[+-]?[0-9]+)?", word) else inf
     fits = not check.passed or (error or 0.0) <= most * (1 + 1e-5)
     return (
-        0 <= check.checked <= one.load.output_checks
-        and (check.passed or "wrong-output" in [each.code for each in one.reasons])
+        0 <= check.checked <= measurement.load.output_checks
+        and (check.passed or "wrong-output" in [reason.code for reason in measurement.reasons])
         and (error is None or 0 <= error < inf)
         and fits
     )
@@ -5725,7 +5862,7 @@ def break_data(at, run):
         len({*data.unreadable}) == len(data.unreadable)
         and 0 <= data.truncated <= data.count
         and (budget is None or budget >= 0)
-        and all(each is not None and re.fullmatch("[0-9a-f]{64}", each) for each in hashes)
+        and all(sha256 is not None and re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in hashes)
     )
     return {"a data set": sound}
 
@@ -5759,12 +5896,12 @@ def break_preprocessing(at, run):
         levels = dict(zip(rows["image"], zip(rows["mean_levels"], rows["max_levels"])))
         sound &= all(0 <= mean <= most * room < 510 for mean, most in levels.values())
         sound &= all(
-            one.image in levels
+            image.image in levels
             and all(
                 isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-6)
-                for mine, theirs in zip((one.mean_levels, one.max_levels), levels[one.image])
+                for mine, theirs in zip((image.mean_levels, image.max_levels), levels[image.image])
             )
-            for one in parity.get("worst") or ()
+            for image in parity.get("worst") or ()
         )
     task = record.get("task") or ""
     if task in ("detection", "segmentation"):
@@ -5772,11 +5909,11 @@ def break_preprocessing(at, run):
     return {"a proof of preprocessing": sound and all(classes)}
 
 
-def has_one_best(rows, one, other):
+def has_one_best(rows, left, right):
     """Whether the largest values of equal outputs lie at one place."""
-    if not {one, other} <= {*rows}:
+    if not {left, right} <= {*rows}:
         return True
-    columns = (rows[name] for name in (one, other, "difference_square", "finite"))
+    columns = (rows[name] for name in (left, right, "difference_square", "finite"))
     return all(
         first == second
         for first, second, apart, finite in zip(*columns)
@@ -5798,7 +5935,11 @@ NOTHING = hashlib.sha256(b"").hexdigest()
 
 def find_other_facts(records):  # §2.1
     """(place, what): machines that are none, and files of one hash with two sizes."""
-    named = {word: one for one, words in COMPUTE_CAPABILITIES.items() for word in words.split()}
+    named = {
+        word: capability
+        for capability, words in COMPUTE_CAPABILITIES.items()
+        for word in words.split()
+    }
     known, sizes = {}, {NOTHING: 0}
     for record in records:
         count = record.environment.get("cpu_count")
@@ -5819,20 +5960,21 @@ def find_other_facts(records):  # §2.1
 def find_other_predictions(at, runs):  # §2.1
     """Pairs of evaluations in which an engine gave the same samples other classes."""
     evaluated = [run for run in runs if run.kind == "evaluate"]
-    for one, other in combinations(evaluated, 2):
+    for earlier, later in combinations(evaluated, 2):
         same = [
             (run.record.dataset.sha256, run.record.model_id, run.record.get("task"))
-            for run in (one, other)
+            for run in (earlier, later)
         ]
-        tables = [at.table(f"{run.place}/predictions.parquet", None) for run in (one, other)]
+        tables = [at.table(f"{run.place}/predictions.parquet", None) for run in (earlier, later)]
         if same[0] != same[1] or not all(tables):
             continue
         files = [
-            {row.artifact: row.get("sha256") for row in run.record.results} for run in (one, other)
+            {row.artifact: row.get("sha256") for row in run.record.results}
+            for run in (earlier, later)
         ]
         for artifact in files[0].keys() & files[1].keys():
             name = f"{artifact or 'source'}:best"
-            if len({each[artifact] for each in files} - {None}) > 1 or any(
+            if len({hashes_of[artifact] for hashes_of in files} - {None}) > 1 or any(
                 name not in table for table in tables
             ):
                 continue
@@ -5840,13 +5982,13 @@ def find_other_predictions(at, runs):  # §2.1
             both = first.keys() & second.keys()
             apart = sum(first[path][:1] != second[path][:1] for path in both)
             if apart > 2 + 0.01 * len(both):
-                yield other.place, f"predictions of {artifact or 'source'} beside {one.place}"
+                yield later.place, f"predictions of {artifact or 'source'} beside {earlier.place}"
 
 
 def break_names(record, builds):
     """What a record repeats of those that it was made from."""
     rules = {}
-    for parent in (builds[each] for each in record.parents if each in builds):
+    for parent in (builds[parent] for parent in record.parents if parent in builds):
         mine, theirs = record.info, parent.info
         if (record.kind, parent.kind) == ("graph", "calibration"):
             rules["a set of samples"] = mine.get("set") == theirs["set"]
@@ -5872,7 +6014,7 @@ def break_rows(at, run):
     judged = [
         at.builds[row.artifact].info for row in run.record.results if row.artifact in at.builds
     ]
-    told = [drop_nulls(each.weights) == drop_nulls(run.record.weights) for each in judged]
+    told = [drop_nulls(row.weights) == drop_nulls(run.record.weights) for row in judged]
     named = run.record.model == run.info.model
     return {"rows of an evaluation": sound and all(told), "names": named}
 
@@ -5892,16 +6034,16 @@ def break_run(run, builds):
         rules["a calibrated build"] = all(
             row.calibrated_on == row.samples
             for row, build in known
-            for graph in (builds.get(each) for each in (build.parents if build else ()))
+            for graph in (builds.get(parent) for parent in (build.parents if build else ()))
             if graph
             and graph.kind == "graph"
             and graph.info.get("set")
             and graph.info["set"].sha256 == run.record.dataset.sha256
         )
     if run.kind == "profile":
-        known = [(each.subject, builds.get(each.subject.artifact)) for each in run.record.stages]
+        known = [(stage.subject, builds.get(stage.subject.artifact)) for stage in run.record.stages]
         rules["a profiled build"] = all(
-            not build or is_of_record(one, build) for one, build in known
+            not build or is_of_record(subject, build) for subject, build in known
         )
     if run.kind == "bench":
         rules["an output check"] = all(map(is_checked, run.record.measurements))
@@ -5914,7 +6056,7 @@ def is_earlier(previous, created):
     """Whether an earlier sign-off is possible."""
     return not previous or (
         datetime.fromisoformat(previous.created_utc) <= datetime.fromisoformat(created)
-        and all(each.low <= each.value <= each.high for each in previous.figures.values())
+        and all(figure.low <= figure.value <= figure.high for figure in previous.figures.values())
     )
 
 
@@ -5929,7 +6071,7 @@ def check_records(at, runs, wanted):
     gone = [request.removed, request.other_file]
     since = request.since and datetime.fromisoformat(request.since)
     rules = {
-        "the request": all(len({*each}) == len(each) and not {*each} & names for each in gone)
+        "the request": all(len({*runs}) == len(runs) and not {*runs} & names for runs in gone)
         and not (since and since > datetime.fromisoformat(request.created_utc))
         and len(checked) <= request.verifications <= 10**6
         and is_earlier(request.get("previous"), request.created_utc)
@@ -5952,21 +6094,21 @@ def check_records(at, runs, wanted):
     broken += [*find_other_facts([*at.builds.values(), *runs])]
     broken += [*find_other_predictions(at, at.runs)]
     for build in at.builds.values():
-        found = known[build.kind](build) if build.kind in known else {}
+        kept = known[build.kind](build) if build.kind in known else {}
         if build.kind == "verification":
             rows = at.table(f"{build.place}/errors.parquet", "errors")
-            found["the largest values"] = has_one_best(rows, "reference_best", "output_best")
-        found |= break_names(build, at.builds)
-        broken += [(build.place, name) for name, holds in found.items() if not holds]
+            kept["the largest values"] = has_one_best(rows, "reference_best", "output_best")
+        kept |= break_names(build, at.builds)
+        broken += [(build.place, name) for name, holds in kept.items() if not holds]
     for run in runs:
-        found = break_run(run, at.builds)
+        kept = break_run(run, at.builds)
         if run.kind == "evaluate":
-            found |= break_rows(at, run) | break_data(at, run)
+            kept |= break_rows(at, run) | break_data(at, run)
         if run.kind == "preprocess":
             rows = at.table(f"{run.place}/images.parquet", "images")
-            found |= break_preprocessing(at, run)
-            found["the largest values"] = has_one_best(rows, "reference_class", "dali_class")
-        broken += [(run.place, name) for name, holds in found.items() if not holds]
+            kept |= break_preprocessing(at, run)
+            kept["the largest values"] = has_one_best(rows, "reference_class", "dali_class")
+        broken += [(run.place, name) for name, holds in kept.items() if not holds]
     for record in (*at.builds.values(), *runs):
         for name, file in record.files.items():
             path = at.path(f"{record.place}/{name}")
@@ -5981,12 +6123,13 @@ def check_records(at, runs, wanted):
 def check_dates(at, runs):
     rows = [("request.json: policy_utc", at.request.policy_utc or at.request.created_utc)]
     rows += [
-        (each.place, each.started_utc, each.finished_utc) for each in (*at.builds.values(), *runs)
+        (record.place, record.started_utc, record.finished_utc)
+        for record in (*at.builds.values(), *runs)
     ]
     rows += [
-        (one.place, run.started_utc, one.started_utc, run.finished_utc)
+        (measurement.place, run.started_utc, measurement.started_utc, run.finished_utc)
         for run in runs
-        for one in run.measured
+        for measurement in run.measured
     ]
     for place, *times in rows:
         every = [*map(datetime.fromisoformat, (*times, at.request.created_utc)), datetime.now(UTC)]
@@ -6013,7 +6156,7 @@ def read_evidence(at, document):
     )
     at.build, other, sides = (
         at.builds[at.id],
-        {name: each for name, each in at.builds.items() if name != at.id},
+        {name: build for name, build in at.builds.items() if name != at.id},
         [],
     )
     for folder, builds, needed in (
@@ -6025,7 +6168,10 @@ def read_evidence(at, document):
         check_copies(at, sides[-1], folder)
     at.runs, at.newest = sides[0], sorted(sides[0], key=lambda run: run.started_utc, reverse=True)
     at.baseline = [
-        one for run in sides[1] for one in run.measured if one.artifact == request.baseline_artifact
+        measurement
+        for run in sides[1]
+        for measurement in run.measured
+        if measurement.artifact == request.baseline_artifact
     ]
     about = {
         run.name: len(run.record["measurements" if run.kind == "bench" else "speedups"])
@@ -6045,13 +6191,22 @@ def read_evidence(at, document):
         for first in (registered, run.kind == "bench" and request.since)
         if first and datetime.fromisoformat(run.started_utc) < datetime.fromisoformat(first)
     }
-    every = [one for run in at.runs for one in run.measured if one.artifact == at.id]
-    options = as_texts(document.get("build", {}).get("options", {})).items()
-    at.left_out = [one for one in every if one.run in at.early]
-    at.measured = [
-        one for one in every if one.run not in at.early and options <= one.settings.items()
+    every = [
+        measurement
+        for run in at.runs
+        for measurement in run.measured
+        if measurement.artifact == at.id
     ]
-    runs_of = Counter(key for key, _ in {(one.key, one.run) for one in every})
+    options = as_texts(document.get("build", {}).get("options", {})).items()
+    at.left_out = [measurement for measurement in every if measurement.run in at.early]
+    at.measured = [
+        measurement
+        for measurement in every
+        if measurement.run not in at.early and options <= measurement.settings.items()
+    ]
+    runs_of = Counter(
+        key for key, _ in {(measurement.key, measurement.run) for measurement in every}
+    )
     turns = [run for run in at.runs if run.kind == "turns" and run.record.judged.artifact == at.id]
     turns.sort(key=lambda run: run.name)
     at.turns = [
@@ -6061,14 +6216,16 @@ def read_evidence(at, document):
     at.model_sha256 = digest(model | {"batch": None, "shapes": None})
     at.parts = count_looks(at, max(runs_of.values(), default=0), len(turns))
     checks = [
-        each for each in at.builds.values() if each.kind == "verification" and at.id in each.parents
+        verification
+        for verification in at.builds.values()
+        if verification.kind == "verification" and at.id in verification.parents
     ]
     checks.sort(  # §8.3
-        key=lambda each: (
-            each.recipe.get("artifact", {}).get("sha256") != at.build.engine,
-            (False, None, True).index(each.info.passed),
-            inf if each.info.snr_db is None else each.info.snr_db,
-            each.id,
+        key=lambda verification: (
+            verification.recipe.get("artifact", {}).get("sha256") != at.build.engine,
+            (False, None, True).index(verification.info.passed),
+            inf if verification.info.snr_db is None else verification.info.snr_db,
+            verification.id,
         )
     )
     at.verification = (*checks, None)[0]
@@ -6109,12 +6266,16 @@ def count_looks(at, benched, turns):  # §9
     looks = {kind: max(1, count + removed[kind]) for kind, count in counts.items()}
     looks["regression"] = looks["bench"] + at.request.baselines - 1
     together = [
-        {each.subject.artifact for each in run.record.measurements if to_key(each) == key}
+        {
+            measurement.subject.artifact
+            for measurement in run.record.measurements
+            if to_key(measurement) == key
+        }
         for run in at.runs
         if run.kind == "bench" and run.name not in at.early and not run.comparison
-        for key in {to_key(each) for each in run.record.measurements}
+        for key in {to_key(measurement) for measurement in run.record.measurements}
     ]
-    measured = max((len(each) for each in together if at.id in each), default=1)
+    measured = max((len(artifacts) for artifacts in together if at.id in artifacts), default=1)
     parts = {
         kind: look * (look + 1) * (max(2, look) if kind in OF_SAMPLES else 2) // 2
         for kind, look in looks.items()
@@ -6169,7 +6330,7 @@ def main():
     for word, lines in (("differs", at.differs), ("open", at.open), ("stated", at.stated)):
         for line in lines:
             print(
-                f"{word}: {''.join(each if each.isprintable() else ascii(each)[1:-1] for each in line)}"
+                f"{word}: {''.join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)}"
             )
     state = "DIFFERS" if at.differs else "AGREED in part" if at.open else "AGREED"
     print(f"{state}: {folder.name}, verdict {verdict or 'not recomputed'} (format 1)")

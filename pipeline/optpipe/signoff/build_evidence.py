@@ -187,8 +187,8 @@ def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, met
 
 def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> dict[str, Any]:
     """The options of `bench` for the load, the settings, and the limits of `group`."""
-    found = group.newest.measurement
-    settings = found.subject.settings
+    measurement = group.newest.measurement
+    settings = measurement.subject.settings
     usual = {key: format_option(value) for key, value in build.options.items()}
     changed = {
         key: value for key, value in settings.items() if key in usual and usual[key] != value
@@ -199,7 +199,7 @@ def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> dict[st
         "option": _list_runtime_options({build.backend: changed}),
         "affinity": settings.get("affinity"),
     }
-    if (max_cv := found.limits.get("max_cv", MAX_CV)) != MAX_CV:
+    if (max_cv := measurement.limits.get("max_cv", MAX_CV)) != MAX_CV:
         options["max_cv"] = share_to_text(max_cv)
     return {key: value for key, value in options.items() if value is not None}
 
@@ -342,8 +342,8 @@ class BuildEvidence:
     def list_environments(self) -> list[Environment]:
         """Of every comparison in turns and every measurement, the newest measurement last."""
         return [
-            *(one.environment for one in self.turns),
-            *(one.environment for one in self.measured),
+            *(recorded.environment for recorded in self.turns),
+            *(process.environment for process in self.measured),
         ]
 
     def find_look(self, kind: str) -> Look:
@@ -408,12 +408,14 @@ def evidence_from_runs(
     return BuildEvidence(
         build,
         measured=tuple(
-            one
-            for one in every
-            if policy.options.items() <= one.measurement.subject.settings.items()
+            process
+            for process in every
+            if policy.options.items() <= process.measurement.subject.settings.items()
         ),
         turns=tuple(
-            one for one in turns if policy.options.items() <= one.record.judged.settings.items()
+            recorded
+            for recorded in turns
+            if policy.options.items() <= recorded.record.judged.settings.items()
         ),
         accuracy=observe_accuracy(runs, build, find_confidence("evaluate")),
         failure=find_failure(runs, build),
@@ -441,7 +443,8 @@ def count_looks(
     loads = Counter(
         load
         for load, _ in {
-            (one.measurement.load.key, one.run) for one in (*measured, *unjudged.measured)
+            (process.measurement.load.key, process.run)
+            for process in (*measured, *unjudged.measured)
         }
     )
     evaluated = [
@@ -479,8 +482,8 @@ def observe_groups(
     metric = criterion.find_metric()
     read = metric.inverse_of or metric
     name = read.name
-    found = select_groups(criterion.where, evidence.measured)
-    if not found:
+    groups = select_groups(criterion.where, evidence.measured)
+    if not groups:
         wanted = criterion.where.to_text() or "this build"
         wanted += (
             f", with {format_settings(evidence.options, evidence.options)}"
@@ -489,12 +492,15 @@ def observe_groups(
         )
         command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
         return Blocker(f"not measured: {wanted}", command)
-    seen = [observe_group(criterion, group, name, evidence) for group in found]
+    seen = [observe_group(criterion, group, name, evidence) for group in groups]
     if read is not metric:
-        return [_invert_observation(each) for each in seen]
+        return [_invert_observation(observation) for observation in seen]
     return [
-        replace(each, blockers=(*each.blockers, *_list_other_units(criterion, group, name)))
-        for each, group in zip(seen, found, strict=True)
+        replace(
+            observation,
+            blockers=(*observation.blockers, *_list_other_units(criterion, group, name)),
+        )
+        for observation, group in zip(seen, groups, strict=True)
     ]
 
 
@@ -509,7 +515,7 @@ def _invert_observation(seen: Observation) -> Observation:
 
 def _list_other_units(criterion: Criterion, group: ProcessGroup, name: str) -> Iterator[Blocker]:
     """A plug-in's figures of another unit than the limit's cannot be judged by it."""
-    limited, every = criterion.dimension, [one.measurement.figures for one in group.tries]
+    limited, every = criterion.dimension, [process.measurement.figures for process in group.tries]
     units = {figures[name].unit for figures in every if name in figures}
     for unit in sorted(units):
         # rates and energies count images or samples
@@ -527,9 +533,11 @@ def describe_group(
     counted = group.keep_requested(name)
     about, load = str(group.load), group.load.key
     known = [
-        each.measurement.subject.settings for each in measured if each.measurement.load.key == load
+        process.measurement.subject.settings
+        for process in measured
+        if process.measurement.load.key == load
     ]
-    if (several := len({tuple(each.items()) for each in known})) > 1:
+    if (several := len({tuple(settings.items()) for settings in known})) > 1:
         own = format_settings(
             group.newest.measurement.subject.settings, find_differing_settings(known)
         )
@@ -547,18 +555,18 @@ def observe_group(
     about = describe_group(group, evidence.measured, name)
     group = group.keep_requested(name)
     blockers, source = find_blockers(group, evidence), group.newest.run
-    found = group.estimate(name, evidence.find_confidence("bench"), evidence.policy_confidence)
-    if found is None:
+    estimate = group.estimate(name, evidence.find_confidence("bench"), evidence.policy_confidence)
+    if estimate is None:
         # without VALID processes the blockers give the reason
         missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()
         return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
-    if found.low is None:
+    if estimate.low is None:
         blockers = (
             *blockers,
-            Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)),
+            Blocker(str(estimate.note), suggest_more_processes(group, evidence.build, name)),
         )
     blockers = (*blockers, *list_withheld(group, name, evidence))
-    values = [each for run in group.list_values(name) for each in run]
+    values = [value for run in group.list_values(name) for value in run]
     metric = find_metric(name)
     dimension = criterion.dimension
     if criterion.find_metric().inverse_of is metric:
@@ -566,8 +574,8 @@ def observe_group(
         dimension = choose_dimension(metric.dimension, sample)
     if dimension is not None and len(values) > 1 and min(values) < max(values):
         about += f"; single processes: {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
-    if found.low is not None and found.note:
-        about += f"; {found.note}"
+    if estimate.low is not None and estimate.note:
+        about += f"; {estimate.note}"
     tail: Tail | None = group.compute_distribution(name)
     if metric.sensor_share and tail is not None:
         tail = ScaledTail(tail, 1 / (1 + metric.sensor_share))  # in case the sensor reads too much
@@ -586,9 +594,9 @@ def observe_group(
         narrow += "; all processes change alike while they are measured: increase "
         narrow += longer + Argument("min_time") + ")"
     seen = Observation(
-        found.value,
-        found.low,
-        found.high,
+        estimate.value,
+        estimate.low,
+        estimate.high,
         blockers,
         about,
         source,
@@ -606,8 +614,8 @@ def observe_group(
     bound, peak = predict_next_upper_bound(values, evidence.find_confidence("bench")), max(values)
     if bound is not None and min(values) == peak:  # the readings are coarser than their scatter
         bound += MEMORY_STEP_BYTES
-    others = (read_raw_value(one, name) for one in group.tries)
-    known = max(peak, *(each for each in others if each is not None))
+    others = (read_raw_value(process, name) for process in group.tries)
+    known = max(peak, *(figure for figure in others if figure is not None))
     about += "; the peak, with a margin for one more process"
     return replace(
         seen,
@@ -620,9 +628,9 @@ def observe_group(
 
 
 def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Blocker:
-    metric, found = find_metric(name), group.newest.measurement
+    metric, measurement = find_metric(name), group.newest.measurement
     again = suggest_more_processes(group, evidence.build, name, longer=metric.needs_longer)
-    return Blocker(metric.explain_missing(found), metric.remedy + ": " + again)
+    return Blocker(metric.explain_missing(measurement), metric.remedy + ": " + again)
 
 
 def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
@@ -642,11 +650,13 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
     metric = find_metric(name)
     if metric.is_optional or given == count:
         return
-    reasons = [metric.find_reason(one.measurement) for one in group.valid]
+    reasons = [metric.find_reason(process.measurement) for process in group.valid]
     why = next(filter(None, reasons), "not computed")
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
     what = f"{name} could not be estimated in {count - given} of {count} VALID processes: " + why
-    yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))
+    yield Blocker(
+        what, explain_withheld(longer, runs=len({process.run for process in group.valid}))
+    )
 
 
 def explain_withheld(command: str, *, runs: int) -> str:
@@ -663,7 +673,7 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
     again = suggest_more_processes(group, evidence.build)
     blockers = [] if group.valid else [_explain_invalid(group, again)]
     tries = group.valid or group.tries
-    caveats = dict.fromkeys(caveat for one in tries for caveat in one.measurement.caveats)
+    caveats = dict.fromkeys(caveat for process in tries for caveat in process.measurement.caveats)
     without = {
         "random-weights": "build with the weights you will ship: " + suggest_build(evidence.build),
         "synthetic-inputs": "measure on real images: " + again.with_options(images="DIR"),
@@ -671,7 +681,7 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
     for caveat in caveats:
         remedy = without.get(caveat, "measure again without it: " + again)
         blockers.append(Blocker(CAVEATS.get(caveat, caveat), remedy))
-    hashes = {one.measurement.subject.sha256 for one in tries} - {None}
+    hashes = {process.measurement.subject.sha256 for process in tries} - {None}
     if evidence.build.sha256 and hashes - {evidence.build.sha256}:
         what = "the measured file differs from the one being judged (sha256 mismatch)"
         blockers.append(Blocker(what, "measure the current build: " + again))
@@ -679,8 +689,8 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
 
 
 def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
-    found = group.newest.measurement
-    spoilt = list(found.invalid_reasons) or list(found.reasons)
+    measurement = group.newest.measurement
+    spoilt = list(measurement.invalid_reasons) or list(measurement.reasons)
     spoilt.sort(key=lambda reason: reason.code not in HOST_CAUSES)
     count = len(group.tries)
     which = (

@@ -118,7 +118,7 @@ def register_policy(policy: Policy, store: Store) -> str:
 def find_baseline(entry: Entry[ArtifactInfo], store: Store) -> tuple[Files | None, str | None]:
     """The approved baseline of the model of `entry`, if there is one; and `describe_network` of the model, if it is stored."""
     exported = next(
-        (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
+        (model for model in store.list_entries(ModelInfo) if model.id == entry.manifest.parents[0]),
         None,
     )
     network = describe_network(exported) if exported else None
@@ -140,13 +140,15 @@ def collect_evidence(
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
     checked = [
-        one for one in store.list_entries(VerificationInfo) if entry.id in one.manifest.parents
+        verification
+        for verification in store.list_entries(VerificationInfo)
+        if entry.id in verification.manifest.parents
     ]
-    steps = {one.steps for one in wanted.policy.criteria} - {None}
+    steps = {criterion.steps for criterion in wanted.policy.criteria} - {None}
     checked.sort(
-        key=lambda one: one.info.steps in steps
+        key=lambda verification: verification.info.steps in steps
     )  # the newest, or the newest trajectory that the policy limits
-    _copy_builds({entry.id, *(one.id for one in checked[-1:])}, store, folder)
+    _copy_builds({entry.id, *(verification.id for verification in checked[-1:])}, store, folder)
     if baseline is not None and approved is not None:
         for run in split_runs(runs_from_files(baseline, "runs"), approved.since)[0]:
             if run.kind == "bench" and approved.artifact in run.manifest.parents:
@@ -197,7 +199,11 @@ def collect_evidence(
 
 def require_metrics(policy: Policy) -> None:
     """Raises MissingError for a limit of a metric that only a plug-in which is not installed can measure."""
-    names = [one.needs_plugin for one in policy.criteria if one.needs_plugin is not None]
+    names = [
+        criterion.needs_plugin
+        for criterion in policy.criteria
+        if criterion.needs_plugin is not None
+    ]
     for name in names:
         hint = suggest_names(name, PLUGINS, otherwise=METRICS.explain_missing(name))
         raise MissingError(f"the policy limits {name}, a metric that is not installed; {hint}")
@@ -206,7 +212,11 @@ def require_metrics(policy: Policy) -> None:
 def require_scores(policy: Policy, store: Store, own: frozenset[str] = frozenset()) -> None:
     """Raises MissingError for a limit of a score that neither a plug-in nor the program brings (`own`), and that no evaluation in the
     workspace has."""
-    names = {one.sampled_score for one in policy.criteria} - {None, *PLUGIN_SCORES, *own}
+    names = {criterion.sampled_score for criterion in policy.criteria} - {
+        None,
+        *PLUGIN_SCORES,
+        *own,
+    }
     if not names:
         return
     stored = {
@@ -214,7 +224,7 @@ def require_scores(policy: Policy, store: Store, own: frozenset[str] = frozenset
         for run in list_runs(store.workspace, "evaluate")
         for name in read_evaluation(run).sampled
     }
-    for name in sorted(str(each) for each in names - stored):
+    for name in sorted(str(score) for score in names - stored):
         way_out = f"{METRICS.explain_missing(name)}, or evaluate in Python with scores=[...]"
         hint = suggest_names(name, {*PLUGIN_SCORES, *stored}, otherwise=way_out)
         raise MissingError(f"the policy limits {name}, a score that nothing here computes; {hint}")
@@ -234,18 +244,18 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
 
 def _require_model(text: str, store: Store) -> None:
     """Raises BadInputError if `text` is an artifact's ID and not a model."""
-    found = next(
+    build = next(
         (
-            one
-            for one in store.list_entries(ArtifactInfo)
-            if len(text) >= 4 and one.matches_id(text)
+            build
+            for build in store.list_entries(ArtifactInfo)
+            if len(text) >= 4 and build.matches_id(text)
         ),
         None,
     )
-    if found is not None and not find_builds(text, store):
-        sign_off = Call("signoff", found.info.model, artifact=found.id, policy="FILE")
+    if build is not None and not find_builds(text, store):
+        sign_off = Call("signoff", build.info.model, artifact=build.id, policy="FILE")
         raise BadInputError(
-            f"{text} is an artifact of {found.info.model}, not a MODEL; run `" + sign_off + "`"
+            f"{text} is an artifact of {build.info.model}, not a MODEL; run `" + sign_off + "`"
         )
 
 
@@ -268,36 +278,36 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         built = find_builds(wanted.model, store, any_content=wanted.artifact is not None)
     else:
         built = [
-            each
-            for each in store.list_entries(ArtifactInfo)
-            if wanted.exported in each.manifest.parents
+            build
+            for build in store.list_entries(ArtifactInfo)
+            if wanted.exported in build.manifest.parents
         ]
     if not built:
         _require_model(wanted.model, store)
         raise make_unbuilt_error(wanted.model, store)
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [
-        one
-        for one in built
+        build
+        for build in built
         if all(
-            one.matches_id(value) if key == "artifact" else str(getattr(one.info, key)) == value
+            build.matches_id(value) if key == "artifact" else str(getattr(build.info, key)) == value
             for key, value in named.items()
         )
     ]
     if wanted.artifact is None and wanted.exported is None:
         require_one_model(wanted.model, fitting, store)
-    newest = {one.info.label: one for one in fitting}
+    newest = {build.info.label: build for build in fitting}
     if not newest:
         have = ", ".join(
-            sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built})
+            sorted({f"{build.info.backend} {build.info.precision} ({build.id})" for build in built})
         )
         asked = ", ".join(f"{key} {value}" for key, value in named.items())
         raise BadInputError(f"no build of {wanted.model} matches {asked}; available: {have}")
     if len(newest) > 1:
         have = ", ".join(
-            f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values()
+            f"{build.info.backend} {build.info.precision} ({build.id})" for build in newest.values()
         )
-        decided = find_decision(store.workspace, {one.id for one in newest.values()})
+        decided = find_decision(store.workspace, {build.id for build in newest.values()})
         chosen = (
             "; " + Argument("precision", "auto") + f" chose {decided[0].describe()}"
             if decided
@@ -309,9 +319,9 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             problem,
             remedy="choose one in the policy's [build], or by its ID: `" + by_id + "`" + chosen,
         )
-    (found,) = newest.values()
-    _require_options(wanted.policy, found.info.backend)
-    return found
+    (build,) = newest.values()
+    _require_options(wanted.policy, build.info.backend)
+    return build
 
 
 def _copy_runs(
@@ -322,7 +332,9 @@ def _copy_runs(
     Returns the bench runs of another file under the build's id, which are not copied.
     """
     build, other_file = judged_build_from_entry(entry), []
-    model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
+    model = {
+        stored.id for stored in store.list_entries() if stored.info.get("model") == entry.info.model
+    }
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
         about = run.kind in JUDGED_RUNS and is_run_about(run, entry)
@@ -360,9 +372,9 @@ def _copy_run(
             or Path(path).suffix not in RUN_SUFFIXES
             or (run.kind == "profile" and count_rows(run, path) > LARGEST_TABLE_ROWS)
         } - kept_always
-    for one in read_measurements(run.files) if run.kind == "bench" else ():
-        files = [name for name in (one.samples_file, one.machine_file) if name]
-        needed = 0 if one.subject.artifact in judged else sum(sizes[path] for path in files)
+    for measurement in read_measurements(run.files) if run.kind == "bench" else ():
+        files = [name for name in (measurement.samples_file, measurement.machine_file) if name]
+        needed = 0 if measurement.subject.artifact in judged else sum(sizes[path] for path in files)
         if needed <= room:
             room -= needed
         else:
@@ -386,21 +398,27 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
     A build whose file has changed since it was measured is left out, because it would contradict its measurements.
     """
     entries = {entry.id: entry for entry in store.list_entries()}
-    files = {each.id: hash_engine(each) for each in store.list_entries(ArtifactInfo)}
+    files = {build.id: hash_engine(build) for build in store.list_entries(ArtifactInfo)}
     paths = folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
-    measured = [one.subject for path in paths for one in read_measurements(Files(path.parent))]
+    measured = [
+        measurement.subject
+        for path in paths
+        for measurement in read_measurements(Files(path.parent))
+    ]
     for path in folder.glob(f"runs/*/{TURNS}"):
         record = read_versioned(Files(path.parent), TURNS, TurnsRecord)
         measured += [record.over, record.judged]
-    wanted |= {each.artifact for each in measured}
+    wanted |= {subject.artifact for subject in measured}
     wanted -= {
-        each.artifact for each in measured if each.sha256 not in (None, files.get(each.artifact))
+        subject.artifact
+        for subject in measured
+        if subject.sha256 not in (None, files.get(subject.artifact))
     }
-    found: dict[str, Entry[Any]] = {}
-    while wanted := (wanted & set(entries)) - set(found):
-        found |= {name: entries[name] for name in wanted}
+    copied: dict[str, Entry[Any]] = {}
+    while wanted := (wanted & set(entries)) - set(copied):
+        copied |= {name: entries[name] for name in wanted}
         wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
-    for entry in found.values():
+    for entry in copied.values():
         target = folder / BUILDS / entry.path.name
         write_bytes(
             target / MANIFEST, json_from_record(strip_folders(read_manifest(Files(entry.path))))

@@ -126,11 +126,13 @@ class Dossier:
     def artifact(self) -> Entry[ArtifactInfo]:
         """Raises BadInputError if the artifact's record is missing."""
         name = f"{ArtifactInfo.KIND}-{self.request.artifact}"
-        if (found := next((each for each in self.builds if each.path.name == name), None)) is None:
+        if (
+            entry := next((build for build in self.builds if build.path.name == name), None)
+        ) is None:
             raise BadInputError(
                 f"{self.folder}: has no {BUILDS}/{name}/{MANIFEST}; the dossier is incomplete"
             )
-        return found
+        return entry
 
     @cached_property
     def build(self) -> JudgedBuild:
@@ -138,11 +140,11 @@ class Dossier:
 
     @cached_property
     def manifests(self) -> Mapping[str, Manifest]:
-        return {each.id: each.manifest for each in self.builds}
+        return {build.id: build.manifest for build in self.builds}
 
     @cached_property
     def artifacts(self) -> tuple[Entry[ArtifactInfo], ...]:
-        return tuple(each for each in self.builds if isinstance(each.info, ArtifactInfo))
+        return tuple(build for build in self.builds if isinstance(build.info, ArtifactInfo))
 
     @cached_property
     def verification(self) -> Entry[VerificationInfo] | None:
@@ -150,8 +152,12 @@ class Dossier:
 
         Of several, the worst of the artifact's file: one that failed, one without a result, the lowest SNR.
         """
-        found = (each for each in self.builds if isinstance(each.info, VerificationInfo))
-        about = [each for each in found if self.artifact.id in each.manifest.parents]
+        verifications = (build for build in self.builds if isinstance(build.info, VerificationInfo))
+        about = [
+            verification
+            for verification in verifications
+            if self.artifact.id in verification.manifest.parents
+        ]
         engine = hash_engine(self.artifact)
 
         def rank(checked: Entry[VerificationInfo]) -> tuple[bool, int, float, str]:
@@ -200,19 +206,19 @@ def read_dossier(files: Files) -> Dossier:
 def since_from_text(text: str) -> str:
     """Reads `--since` as a time in UTC. Raises BadInputError for text that is not a time, and for a time in the future."""
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise BadInputError(
             "expected a date or time in UTC, such as 2026-11-21 or 2026-11-21T07:25",
             argument=Argument("since", escape(text)),
         ) from error
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    if found > datetime.now(UTC):
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    if moment > datetime.now(UTC):
         raise BadInputError(
             "is in the future; nothing was measured since then",
             argument=Argument("since", escape(text)),
         )
-    return found.isoformat(timespec="milliseconds")
+    return moment.isoformat(timespec="milliseconds")
 
 
 def split_runs(
@@ -231,7 +237,7 @@ def split_runs(
         )
         try:
             begun = datetime.fromisoformat(started)
-            counts = all(each is None or begun >= datetime.fromisoformat(each) for each in first)
+            counts = all(bound is None or begun >= datetime.fromisoformat(bound) for bound in first)
         except (ValueError, TypeError) as error:
             raise BadInputError(
                 f"a run started {escape(started)}, to be judged since {escape(str(first))}"

@@ -79,40 +79,55 @@ def judge_criteria(
     the smallest such value over all looks is a p-value itself, so that the procedure holds over all looks of all kinds.
     """
     every = [
-        (criterion, one)
-        for criterion, found in observed
-        if not isinstance(found, Blocker)
-        for one in found
+        (criterion, observation)
+        for criterion, observations in observed
+        if not isinstance(observations, Blocker)
+        for observation in observations
     ]
     p_values = [
         (
-            id(one),
+            id(observation),
             _compute_p_value(
                 criterion,
-                one,
+                observation,
                 confidence,
                 (looks or {}).get(find_kind_of_look(criterion.section), Look()),
             ),
         )
-        for criterion, one in every
+        for criterion, observation in every
     ]
     tests = [(name, p) for name, p in p_values if p is not None]
     rejected = reject_by_holm([p for _, p in tests], (1 - confidence) / 2)
     broken = {name for (name, _), hit in zip(tests, rejected, strict=True) if hit}
-    return [_judge_criterion(criterion, found, broken, len(tests)) for criterion, found in observed]
+    return [
+        _judge_criterion(criterion, observations, broken, len(tests))
+        for criterion, observations in observed
+    ]
 
 
 def _judge_criterion(
-    criterion: Criterion, found: Sequence[Observation] | Blocker, broken: set[int], tests: int
+    criterion: Criterion,
+    observations: Sequence[Observation] | Blocker,
+    broken: set[int],
+    tests: int,
 ) -> CriterionResult:
-    if isinstance(found, Blocker) or not found:
+    if isinstance(observations, Blocker) or not observations:
         absent = (
-            found if isinstance(found, Blocker) else Blocker("no measurement", "measure it first")
+            observations
+            if isinstance(observations, Blocker)
+            else Blocker("no measurement", "measure it first")
         )
         return _make_result(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     verdict, _, worst = min(
-        ((_decide_verdict(criterion, one, broken), _margin(criterion, one), one) for one in found),
+        (
+            (
+                _decide_verdict(criterion, observation, broken),
+                _margin(criterion, observation),
+                observation,
+            )
+            for observation in observations
+        ),
         key=lambda judged: (
             order.index(judged[0]),
             not judged[2].blockers,
@@ -157,8 +172,10 @@ def _compute_tail(
     at_most = criterion.sense is not Sense.AT_LEAST
     limit = criterion.move_limit(seen.repeated)
     if seen.tail is not None:
-        found = seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
-        return found(limit)
+        compute_p_value = (
+            seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
+        )
+        return compute_p_value(limit)
     spread = (value - low if at_most else high - value) / compute_t_quantile(
         0.5 + confidence / 2, math.inf
     )
@@ -177,7 +194,7 @@ def _is_beyond(criterion: Criterion, seen: Observation) -> bool:
 
 def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
     """Waived criteria do not count; without any criteria the verdict is INCONCLUSIVE."""
-    return combine_verdicts(one.verdict for one in judged if one.counts)
+    return combine_verdicts(criterion.verdict for criterion in judged if criterion.counts)
 
 
 def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -> Verdict:
@@ -214,8 +231,8 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     limit = criterion.limit.removeprefix(f"{criterion.sense} ")
     if verdict is Verdict.FAIL and text == limit:  # they differ only in digits that are not shown
         text, limit = (
-            f"{float(each):.12g} {criterion.dimension}"
-            for each in (seen.value, criterion.threshold)
+            f"{float(number):.12g} {criterion.dimension}"
+            for number in (seen.value, criterion.threshold)
         )
     if criterion.sense is Sense.EQUALS:
         required = (
@@ -276,13 +293,15 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact)
     )
     evidence = _gather_evidence(dossier, left_out)
-    observed = [(each, observe(each, evidence)) for each in policy.criteria]
-    found = [
+    observed = [(criterion, observe(criterion, evidence)) for criterion in policy.criteria]
+    results = [
         *_judge_trust(dossier, evidence),
         *judge_criteria(observed, policy.confidence, evidence.looks),
     ]
     require_waivable(request.waivers, policy)
-    criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
+    criteria = tuple(
+        replace(criterion, waived=request.waivers.get(criterion.name)) for criterion in results
+    )
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
     loads = [group.newest.measurement for group in groups]
     judged = JudgedArtifact(
@@ -316,13 +335,13 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         ),
         baseline=request.baseline,
         expires_if=tuple(_list_expiry(evidence)),
-        runs=tuple(sorted({one.run for one in evidence.measured})),
+        runs=tuple(sorted({process.run for process in evidence.measured})),
         groups=tuple(
             summarize_group(group, evidence.find_confidence("bench"), policy.confidence)
             for group in groups
         ),
         since=request.since,
-        runs_left_out=tuple(sorted({one.run for one in left_out})),
+        runs_left_out=tuple(sorted({process.run for process in left_out})),
         loosened=tuple(list_loosened(dossier)),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
@@ -333,9 +352,9 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
 def find_drop_limit(policy: Policy) -> float | None:
     """The drop of the task's main score that the policy allows, as a share; None without a limit."""
     limits = [
-        float(one.threshold) / 100
-        for one in policy.criteria
-        if one.is_of(ACCURACY) and one.metric == DROP and one.score is None
+        float(criterion.threshold) / 100
+        for criterion in policy.criteria
+        if criterion.is_of(ACCURACY) and criterion.metric == DROP and criterion.score is None
     ]
     return min(limits, default=None)
 
@@ -424,13 +443,13 @@ def _note_left_out(
     if (since := request.since) is not None:
         tries = []
         for group in group_processes(left_out):
-            p50 = [each for run in group.list_values(P50.name) for each in run]
+            p50 = [value for run in group.list_values(P50.name) for value in run]
             shown = (
-                [format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50))]
+                [format_quantity(value, Dimension.TIME) for value in (min(p50), max(p50))]
                 if p50
                 else []
             )
-            runs = ", ".join(dict.fromkeys(one.run for one in group.tries))
+            runs = ", ".join(dict.fromkeys(process.run for process in group.tries))
             text = f"{group.load} ({runs}): {describe_tries(group)}"
             tries.append(text + (f", p50 {' to '.join(dict.fromkeys(shown))}" if shown else ""))
         message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged ("
@@ -461,7 +480,7 @@ def _note_left_out(
 
 def require_waivable(waivers: Mapping[str, str], policy: Policy) -> None:
     """Raises BadInputError for a waiver that names no criterion of `policy`, or that has no reason."""
-    names = (*TRUST_CRITERIA, *(one.name for one in policy.criteria))
+    names = (*TRUST_CRITERIA, *(criterion.name for criterion in policy.criteria))
     for name, reason in waivers.items():
         if name not in names:
             raise BadInputError(
@@ -482,7 +501,7 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
     checked, of_outputs = dossier.verification, evidence.find_confidence("build")
     outputs = {} if checked is None else observe_outputs(checked, build, of_outputs)
     trajectory = () if checked is None else checked.info.trajectory
-    states = {each.name: outputs.pop(each.name) for each in trajectory if each.name in outputs}
+    states = {state.name: outputs.pop(state.name) for state in trajectory if state.name in outputs}
     return replace(
         evidence,
         baseline=tuple(approved),
@@ -538,7 +557,8 @@ def _judge_precision(artifact: Entry[ArtifactInfo], policy: Policy) -> Criterion
         )
     share = proof.share.counted.get(info.precision, 0.0)
     stated = any(
-        each.is_of(PRECISION) and each.metric == info.precision for each in policy.criteria
+        criterion.is_of(PRECISION) and criterion.metric == info.precision
+        for criterion in policy.criteria
     )
     if stated and proof.placed and share and info.precision not in (Precision.FP32, Precision.TF32):
         reason = f"{share:.1%} {info.precision}, verified in the built network; the policy states which share is enough"
@@ -566,7 +586,7 @@ def _judge_environment(artifact: str, evidence: BuildEvidence) -> CriterionResul
     if differences:
         why = f"measured on different machines: {'; '.join(sorted(differences))}"
         return _doubt_trust(name, why, "measure on one machine")
-    if evidence.turns or any(one.measurement.is_valid for one in evidence.measured):
+    if evidence.turns or any(process.measurement.is_valid for process in evidence.measured):
         return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
     why = "no process was VALID" if places else "nothing was measured"
     return _doubt_trust(name, why, Call("bench", artifact))
@@ -617,14 +637,14 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
     for key, name in facts.items():
         if (value := place.get_fact(key)) != "none":
             yield f"{name} is no longer {value}"
-    for one in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
-        built = replace(one.measurement.subject, options=build.options).settings
-        used = one.measurement.subject.settings
+    for process in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
+        built = replace(process.measurement.subject, options=build.options).settings
+        used = process.measurement.subject.settings
         if names := [
             name
             for name in find_differing_settings((built, used))
             if name in built and name in used
         ]:
-            yield f"it is deployed with options other than {format_settings(used, names)} ({one.measurement.load})"
+            yield f"it is deployed with options other than {format_settings(used, names)} ({process.measurement.load})"
     yield "the machine's clock or power settings change"
     yield "the preprocessing, input shapes or weights change"

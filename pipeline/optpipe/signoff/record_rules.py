@@ -59,33 +59,33 @@ MOST_LOOKS = 1_000_000
 
 def find_contradicting_records(dossier: Dossier) -> Iterator[str]:
     """One line for each rule that a record breaks, with the place of the record."""
-    builds = {each.id: each for each in dossier.builds}
+    builds = {build.id: build for build in dossier.builds}
     yield from (f"{REQUEST}: {wrong}" for wrong in _check_request(dossier.request, dossier))
     for entry in dossier.builds:
         place = f"{BUILDS}/{entry.path.name}"
-        found = (*_check_sizes(entry), *_check_build(entry), *_check_parents(entry, builds))
-        yield from (f"{place}: {wrong}" for wrong in found)
+        problems = (*_check_sizes(entry), *_check_build(entry), *_check_parents(entry, builds))
+        yield from (f"{place}: {wrong}" for wrong in problems)
     for run in (*dossier.every_run, *dossier.baseline_runs):
         place = run.files.prefix.rstrip("/")
-        found = (*_check_sizes(run), *_check_run(run, builds))
-        yield from (f"{place}: {wrong}" for wrong in found)
+        problems = (*_check_sizes(run), *_check_run(run, builds))
+        yield from (f"{place}: {wrong}" for wrong in problems)
     yield from find_other_facts(_list_facts(dossier))
     yield from find_other_predictions(dossier.every_run)
 
 
 def _list_facts(dossier: Dossier) -> Stated:
     records: list[tuple[str, Entry[Any] | Run]] = [
-        (f"{BUILDS}/{each.path.name}", each) for each in dossier.builds
+        (f"{BUILDS}/{entry.path.name}", entry) for entry in dossier.builds
     ]
     records += [
         (run.files.prefix.rstrip("/"), run) for run in (*dossier.every_run, *dossier.baseline_runs)
     ]
     return Stated(
-        {place: each.manifest.environment for place, each in records},
+        {place: record.manifest.environment for place, record in records},
         [
             (f"{place}/{name}", file)
-            for place, each in records
-            for name, file in each.manifest.files.items()
+            for place, record in records
+            for name, file in record.manifest.files.items()
         ],
     )
 
@@ -122,12 +122,12 @@ def _check_proof(info: ArtifactInfo) -> Iterator[str]:
 
 
 def _check_verification(info: VerificationInfo, asked_db: float | None) -> Iterator[str]:
-    known = [each.snr_db for each in info.outputs if each.snr_db is not None]
+    known = [output.snr_db for output in info.outputs if output.snr_db is not None]
     if min(info.samples, info.values) < 0:
         yield f"compares {info.samples} samples and {info.values} values"
-    for each in info.outputs if info.passed else ():
-        if not (each.finite and each.relative <= LOOSEST * info.tolerance_relative):
-            yield f"passed, but {each.name} differs by {each.relative:g} (tolerated: {info.tolerance_relative:g})"
+    for output in info.outputs if info.passed else ():
+        if not (output.finite and output.relative <= LOOSEST * info.tolerance_relative):
+            yield f"passed, but {output.name} differs by {output.relative:g} (tolerated: {info.tolerance_relative:g})"
     if info.outputs and not info.trajectory:
         stated, lowest = info.snr_db, min(known, default=None)
         apart = stated is not None and lowest is not None and abs(stated - lowest) > SNR_APART_DB
@@ -142,7 +142,7 @@ def _check_verification(info: VerificationInfo, asked_db: float | None) -> Itera
 def _check_parents(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
     """What a record repeats of those that it was made from."""
     info = entry.info
-    for parent in (builds[each] for each in entry.manifest.parents if each in builds):
+    for parent in (builds[parent] for parent in entry.manifest.parents if parent in builds):
         match info, parent.info:
             case GraphInfo(), CalibrationInfo() if info.set != parent.info.set:
                 yield f"its set of samples is not that of {parent.name}"
@@ -190,8 +190,8 @@ def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
                     {"precision": subject.precision, "device": subject.device}, build
                 )
     if run.kind == "bench":
-        for one in read_measurements(run.files):
-            yield from check_output_check(one)
+        for measurement in read_measurements(run.files):
+            yield from check_output_check(measurement)
     if run.kind == "preprocess":
         record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         yield from () if record.throughput is None else _check_rounds(record.throughput)
@@ -234,9 +234,9 @@ def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
         if since > created:
             yield f"since {request.since} is after created {request.created_utc}"
     checked = [
-        each
-        for each in dossier.builds
-        if isinstance(each.info, VerificationInfo) and request.artifact in each.manifest.parents
+        build
+        for build in dossier.builds
+        if isinstance(build.info, VerificationInfo) and request.artifact in build.manifest.parents
     ]
     if request.verifications < len(checked):
         yield f"{request.verifications} verifications, but the dossier has {len(checked)}"
@@ -253,7 +253,8 @@ def _check_rounds(tuning: ThroughputTuning) -> Iterator[str]:
     speedup, interval = compute_speedup(tuning.dataloader, tuning.dali)
     figures, stated = (speedup, *(interval or ())), (tuning.speedup, *(tuning.speedup_ci or ()))
     if len(figures) != len(stated) or not all(
-        isclose(one, other, rel_tol=ROUNDING) for one, other in zip(figures, stated, strict=True)
+        isclose(figure, said, rel_tol=ROUNDING)
+        for figure, said in zip(figures, stated, strict=True)
     ):
         yield f"the speedup is {tuning.speedup:g}, but the rounds give {speedup:g}"
 

@@ -254,7 +254,7 @@ def _model_from_module(
         what = f"the class {kind}" if isinstance(module, type) else f"an object of type {kind}"
         way = f"make an instance: {kind}(...)" if isinstance(module, type) else "wrap it in one"
         if isinstance(module, torch.export.ExportedProgram):
-            way = "give its module: .module()"
+            way = "save it with torch.export.save, and give the path of the file"
         raise BadInputError(
             f"expected a torch.nn.Module, a name, or the path of a file, not {what}\n{way}"
         )

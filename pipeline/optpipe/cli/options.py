@@ -42,7 +42,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A torchvision name, timm:NAME, hf:NAME, a path to .onnx, file.py:factory, a model card, or an ID in the store.",
+        help="A torchvision name, timm:NAME, hf:NAME, a path to .onnx or .pt2, file.py:factory, a model card, or an ID in the store.",
         show_default=False,
     ),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_pairs import find_faulty_pair
 from optpipe.backends.onnx_quantized import find_own_precision, is_quantized_dynamically
 from optpipe.backends.plain_session import PlainSession
 from optpipe.backends.rewrites import EXACT_RELATIVE, RewriteGuard, find_worst
@@ -105,8 +106,10 @@ class Model:
 
     def find_quantization(self) -> Precision | None:
         """INT8 or FP8 for a model that comes quantized."""
-        path = self.load().onnx
-        own = None if path is None else find_own_precision(load_onnx(path, weights=False))
+        loaded = self.load()
+        if loaded.onnx is None:
+            return loaded.quantization
+        own = find_own_precision(load_onnx(loaded.onnx, weights=False))
         return own if own in CALIBRATED else None
 
     def fresh_module(self) -> Any:
@@ -233,6 +236,8 @@ def export_model(
             save_graph(prepared.graph, target)
         else:
             prepared = onnx_from_torch(loaded.module, loaded.card, target, listener)
+            if (fault := find_faulty_pair(prepared.graph)) is not None:
+                raise BadInputError(fault, place=loaded.card.source)
         card = complete_card(loaded.card, target)
         place = None
         if isinstance(model.source, CardSource):

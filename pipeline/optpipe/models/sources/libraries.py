@@ -47,7 +47,9 @@ from optpipe.models.sources.transform import (
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.places import format_extra
 
-SOURCES = "a torchvision name, timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, or CARD.toml"
+SOURCES = (
+    "a torchvision name, timm:NAME, hf:NAME, FILE.onnx, FILE.pt2, FILE.py:FACTORY, or CARD.toml"
+)
 """What a MODEL can be."""
 
 transformers, timm, models = map(LazyModule, ("transformers", "timm", "torchvision.models"))

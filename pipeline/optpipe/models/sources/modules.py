@@ -15,6 +15,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, OptpipeError, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_arrays, require_regular_file
+from optpipe.core.precision import Precision
 from optpipe.core.wording import Argument
 from optpipe.models.sources.nesting import Arrange, FlatOutputs, flatten_outputs
 
@@ -36,6 +37,8 @@ class LoadedModel:
     unread: tuple[str, ...] = ()
     """Inputs of the ONNX file that no output depends on; they are not in the card."""
     tokenizer: str | None = None
+    quantization: Precision | None = None
+    """INT8 or FP8 of a module with Q/DQ operators; an ONNX file is asked itself."""
     code_identity: Mapping[str, Any] = field(default_factory=dict)
     """Identity besides the source's, known only after loading; for models with `runs_code`."""
 

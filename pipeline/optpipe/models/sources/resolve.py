@@ -17,6 +17,7 @@ from optpipe.core.files import hash_file, hash_text, hash_value, read_user_text
 from optpipe.core.suggestions import suggest_names
 from optpipe.core.toml import parse_toml
 from optpipe.core.wording import Argument
+from optpipe.models.sources.exported_program import ProgramFileSource
 from optpipe.models.sources.in_memory import PREFIX as IN_MEMORY
 from optpipe.models.sources.libraries import (
     SOURCES,
@@ -240,6 +241,8 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
         raise BadInputError(f"{model}: add the name of the factory: {model}:FACTORY")
     if model.endswith(".onnx"):
         return OnnxFileSource(require_file(model), shapes=shapes)
+    if model.endswith(PROGRAM):
+        return ProgramFileSource(require_file(model), shapes)
     if model.endswith(".toml"):
         return CardSource(require_file(model), shapes)
     if Path(model).is_file() and Path(model).suffix in CHECKPOINTS:
@@ -248,12 +251,6 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
             place=model,
             remedy="give the code of their module too: FILE.py:FACTORY "
             + Argument("weights", model),
-        )
-    if Path(model).is_file() and Path(model).suffix == PROGRAM:
-        raise BadInputError(
-            "programs of torch.export are not read",
-            place=model,
-            remedy="export it to ONNX, with the Q/DQ pairs that it has; docs/how-to/int8-lost-accuracy.md names the line",
         )
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)

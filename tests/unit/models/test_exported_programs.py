@@ -214,9 +214,17 @@ def declare_huge(described) -> None:
         value["sizes"] = [{"as_int": 1 << 40}]
 
 
+def make_huge(described) -> None:
+    """States what is small, and computes what is not."""
+    node = described["graph_module"]["graph"]["nodes"][0]
+    node["target"] = "torch.ops.aten.zeros.default"
+    node["inputs"] = [{"name": "size", "arg": {"as_ints": [1 << 20, 1 << 20]}, "kind": 1}]
+
+
 OTHERS = {
     "other schema": edit_description(lambda each: each["schema_version"].update(major=7)),
     "huge tensor": edit_description(declare_huge),
+    "huge argument": edit_description(make_huge),
     "deep": lambda name, content: "[" * 100_000 if name == "models/model.json" else content,
     "no program": lambda name, content: None if name.startswith("models/") else content,
     "no samples": lambda name, content: None if "sample_inputs" in name else content,

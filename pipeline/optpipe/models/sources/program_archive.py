@@ -11,7 +11,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ _MOST_POWERS = 3
 _PLAIN = re.compile(r"(?!__|.*\.__)[\w.+\-: ]*", re.ASCII)
 """Names, also of attributes of attributes, but not of those that every object has."""
 _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
+_SIZES = ("sizes", "as_ints", "as_sym_ints")
+"""Fields with the sizes of a tensor: those that it states for its values, and those that operators such as zeros and expand take."""
 _FREE = ("metadata", "as_string", "as_strings", "guards_code")
 """Fields whose strings torch neither evaluates nor makes a part of code; guards are not used."""
 
@@ -276,14 +278,19 @@ def _require_bounded_values(described: Any, path: Path) -> None:
         return
     if not isinstance(described, Mapping):
         return
-    if isinstance(sizes := described.get("sizes"), list):
-        known = [each.get("as_int", 1) if isinstance(each, Mapping) else 1 for each in sizes]
-        if math.prod(max(int(each), 1) for each in known) > get_memory_bytes():
-            shown = "x".join(map(str, known))
-            raise BadInputError(f"a tensor of {shown} exceeds this machine's memory", place=path)
+    for field in _SIZES:
+        if isinstance(sizes := described.get(field), list):
+            _require_bounded_sizes(sizes, path)
     for key, part in described.items():
         if key not in _FREE:
             _require_bounded_values(part, path)
+
+
+def _require_bounded_sizes(sizes: Sequence[Any], path: Path) -> None:
+    known = [each.get("as_int", 1) if isinstance(each, Mapping) else each for each in sizes]
+    if math.prod(max(int(each), 1) for each in known) > get_memory_bytes():
+        shown = "x".join(map(str, known))
+        raise BadInputError(f"a tensor of {shown} exceeds this machine's memory", place=path)
 
 
 def _require_plain_payload(

@@ -317,11 +317,38 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
 
 def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
     """The details that the table has no column for, grouped by kind."""
-    verified = [artifact.parity for artifact in artifacts if artifact.parity]
-    for text in sorted(
-        {f"{artifact.backend}: " + artifact.why_not for artifact in artifacts if artifact.why_not}
-    ):
+    blocked = {
+        f"{artifact.backend}: " + artifact.why_not for artifact in artifacts if artifact.why_not
+    }
+    for text in sorted(blocked):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
+    yield from _describe_verified([artifact.parity for artifact in artifacts if artifact.parity])
+    for artifact in artifacts:
+        yield from _explain_unverified(artifact)
+    for artifact in artifacts:
+        if not artifact.precision_proof.proven or artifact.shortfall:
+            yield _describe_others(artifact)
+    for artifact in artifacts:
+        yield from _describe_unquantized(artifact)
+    for artifact in artifacts:
+        if artifact.ranges:
+            yield Sentence(f"{artifact.id}: {artifact.ranges}", Tone.PLAIN, "ranges")
+    for artifact in artifacts:
+        yield from _describe_stored_weights(artifact)
+    for artifact in artifacts:
+        placement = artifact.precision_proof.placement
+        if placement and placement.count:
+            text = f"{artifact.id}: {format_placement(placement)}"
+            yield Sentence(text, Tone.DOUBTFUL, "elsewhere")
+    for artifact in artifacts:
+        if artifact.mixed is not None:
+            layers = Call("store show", artifact.id) + " lists the layers"
+            text = f"{artifact.id}: {format_mixed(artifact.mixed)}; " + layers
+            yield Sentence(text, Tone.STRONG, "mixed")
+
+
+def _describe_verified(verified: Sequence[VerificationInfo]) -> Iterator[Sentence]:
+    """The samples of verifications, and how rows were compared that a graph selects."""
     for data, samples in dict.fromkeys((parity.data, parity.samples) for parity in verified):
         yield Sentence(
             f"{samples:,} samples of {data}" if data else f"{samples:,} samples",
@@ -339,69 +366,47 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
                 'a model card with task = "detection" and data with objects compare boxes instead'
             )
             yield Sentence(why, Tone.DOUBTFUL, "compared as sets of rows", (way_out,))
-    for artifact in artifacts:
-        parity = artifact.parity
-        if (
-            parity is not None
-            and parity.passed is False
-            and (low := [output for output in parity.outputs if output.finite])
-        ):
-            least = -20 * log10(parity.tolerance_relative)
-            figures = ", ".join(
-                f"{output.name} {format_snr(output.snr_db)}"
-                for output in low
-                if output.snr_db is not None
-            )
-            text = f"{artifact.id}: an SNR of {least:.3g} dB is required of each output: {figures}"
-            budget = Argument("budget", f"{max(LOW_SNR_DB, least):.3g}dB")
-            way_out = Argument("min_snr") + " accepts less; " + budget
-            way_out += " keeps the layers in float that cost the most"
-            yield Sentence(
-                text,
-                Tone.BAD,
-                "not verified",
-                (way_out,) if artifact.precision in CALIBRATED else (),
-            )
-        elif parity is not None and parity.passed is False and parity.outputs:
-            way_out = Call("evaluate", "MODEL", layers="all")
-            way_out += " names the first tensor that leaves the range"
-            yield Sentence(
-                f"{artifact.id}: no output is finite and of the source's shape",
-                Tone.BAD,
-                "not verified",
-                (way_out,),
-            )
-    for artifact in artifacts:
-        if not artifact.precision_proof.proven or artifact.shortfall:
-            yield _describe_others(artifact)
-    for artifact in artifacts:
-        inner = [layer for layer in artifact.kept if layer.reason.startswith("inside ")]
-        if inner and artifact.precision_proof.proven:
-            others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
-            yield Sentence(
-                f"{artifact.id}: {inner[0].layer}{others}, {inner[0].reason}",
-                Tone.DOUBTFUL,
-                "not quantized",
-            )
-    for artifact in artifacts:
-        if artifact.ranges:
-            yield Sentence(f"{artifact.id}: {artifact.ranges}", Tone.PLAIN, "ranges")
-    for artifact in artifacts:
-        for form in artifact.precision_proof.share.stored:
-            layers = f"{form.count} layer{'' if form.count == 1 else 's'}"
-            text = f"{artifact.id}: {form.form} in {layers}, computed in {form.type}"
-            yield Sentence(text, Tone.PLAIN, "weights")
-    for artifact in artifacts:
-        placement = artifact.precision_proof.placement
-        if placement and placement.count:
-            yield Sentence(
-                f"{artifact.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere"
-            )
-    for artifact in artifacts:
-        if artifact.mixed is not None:
-            layers = Call("store show", artifact.id) + " lists the layers"
-            text = f"{artifact.id}: {format_mixed(artifact.mixed)}; " + layers
-            yield Sentence(text, Tone.STRONG, "mixed")
+
+
+def _explain_unverified(artifact: ArtifactResult) -> Iterator[Sentence]:
+    """Why an artifact did not pass its verification, and the way out."""
+    parity = artifact.parity
+    if parity is None or parity.passed is not False:
+        return
+    if low := [output for output in parity.outputs if output.finite]:
+        least = -20 * log10(parity.tolerance_relative)
+        figures = ", ".join(
+            f"{output.name} {format_snr(output.snr_db)}"
+            for output in low
+            if output.snr_db is not None
+        )
+        text = f"{artifact.id}: an SNR of {least:.3g} dB is required of each output: {figures}"
+        budget = Argument("budget", f"{max(LOW_SNR_DB, least):.3g}dB")
+        way_out = Argument("min_snr") + " accepts less; " + budget
+        way_out += " keeps the layers in float that cost the most"
+        ways_out = (way_out,) if artifact.precision in CALIBRATED else ()
+        yield Sentence(text, Tone.BAD, "not verified", ways_out)
+    elif parity.outputs:
+        way_out = Call("evaluate", "MODEL", layers="all")
+        way_out += " names the first tensor that leaves the range"
+        text = f"{artifact.id}: no output is finite and of the source's shape"
+        yield Sentence(text, Tone.BAD, "not verified", (way_out,))
+
+
+def _describe_unquantized(artifact: ArtifactResult) -> Iterator[Sentence]:
+    """The layers inside subgraphs, which stay in floating point."""
+    inner = [layer for layer in artifact.kept if layer.reason.startswith("inside ")]
+    if inner and artifact.precision_proof.proven:
+        others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
+        text = f"{artifact.id}: {inner[0].layer}{others}, {inner[0].reason}"
+        yield Sentence(text, Tone.DOUBTFUL, "not quantized")
+
+
+def _describe_stored_weights(artifact: ArtifactResult) -> Iterator[Sentence]:
+    for form in artifact.precision_proof.share.stored:
+        layers = f"{form.count} layer{'' if form.count == 1 else 's'}"
+        text = f"{artifact.id}: {form.form} in {layers}, computed in {form.type}"
+        yield Sentence(text, Tone.PLAIN, "weights")
 
 
 def _describe_others(artifact: ArtifactResult) -> Sentence:

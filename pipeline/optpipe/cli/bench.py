@@ -143,8 +143,7 @@ def bench(
     measured in turn; with --from-images, everything from image files to predictions.
     """
     from optpipe.measure.bench import bench_artifacts, recover_run
-    from optpipe.measure.document import document_from_bench, document_from_pair
-    from optpipe.measure.pair import bench_pair
+    from optpipe.measure.document import document_from_bench
 
     models = model or []
     if how.resume is not None:
@@ -165,39 +164,10 @@ def bench(
         )
         return _bench_from_images(models, targets, load, how, store, terminal)
     plan = make_bench_plan(load, targets, how)
-    if how.turns and how.against is None:
-        raise BadInputError("--turns requires --against BASELINE")
     if how.against is not None:
-        beside = {
-            "turns",
-            "against",
-            "metric",
-            "rounds",
-            "batch",
-            "length",
-            "max_cv",
-            "images",
-            "affinity",
-            "keep_going",
-            "seed",
-        }
-        if how.turns and how.keep_going:
-            raise BadInputError(
-                "--turns measures under any load, so that --set keep-going=true has no effect"
-            )
-        _require_alone("--against", how, beside)
-        if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
-            raise BadInputError(
-                "--against compares one MODEL at one batch size and length with its baseline"
-            )
-        baseline, contender = find_pair(models[0], how.against, targets, store, terminal)
-        if how.turns:
-            if how.metric is not None:
-                raise BadInputError("--turns compares medians; leave out --metric")
-            return _bench_in_turns(baseline, contender, plan, how.rounds, store, terminal)
-        rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
-        record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
-        return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
+        return _bench_against(models, how.against, targets, plan, how, store, terminal)
+    if how.turns:
+        raise BadInputError("--turns requires --against BASELINE")
     if how.metric is not None or how.rounds is not None:
         raise BadInputError(
             f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE"
@@ -212,6 +182,53 @@ def bench(
         if why:
             terminal.warn(f"--energy: not measured: {why}")
     return Outcome(record, document_from_bench, ExitStatus(record.exit_status))
+
+
+_BESIDE_AGAINST = {
+    "turns",
+    "against",
+    "metric",
+    "rounds",
+    "batch",
+    "length",
+    "max_cv",
+    "images",
+    "affinity",
+    "keep_going",
+    "seed",
+}
+"""Options of a comparison with `--against`."""
+
+
+def _bench_against(
+    models: Sequence[str],
+    against: str,
+    targets: TargetOptions,
+    plan: "BenchPlan",
+    how: BenchOptions,
+    store: "Store",
+    terminal: "Terminal",
+) -> Outcome:
+    from optpipe.measure.document import document_from_pair
+    from optpipe.measure.pair import bench_pair
+
+    if how.turns and how.keep_going:
+        raise BadInputError(
+            "--turns measures under any load, so that --set keep-going=true has no effect"
+        )
+    _require_alone("--against", how, _BESIDE_AGAINST)
+    if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
+        raise BadInputError(
+            "--against compares one MODEL at one batch size and length with its baseline"
+        )
+    baseline, contender = find_pair(models[0], against, targets, store, terminal)
+    if how.turns:
+        if how.metric is not None:
+            raise BadInputError("--turns compares medians; leave out --metric")
+        return _bench_in_turns(baseline, contender, plan, how.rounds, store, terminal)
+    rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
+    record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
+    return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
 
 
 def _bench_in_turns(

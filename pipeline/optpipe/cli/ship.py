@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optpipe.report.progress import Terminal
     from optpipe.sweep.slots import Slot
     from optpipe.sweep.sweep import Executor
+    from optpipe.workspace.remote import RemoteWorkspace
     from optpipe.workspace.store import Store
 
 
@@ -208,8 +209,6 @@ def sweep(
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import run_sweep
-    from optpipe.workspace.remote import is_url, open_remote
-    from optpipe.workspace.store import Store
 
     if how.node_labels:
         labels = describe_node()
@@ -225,15 +224,7 @@ def sweep(
     }
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
-    target = None
-    if how.store is not None and is_url(how.store):
-        if how.on is not None:
-            problem = f"--store {how.store}: with --on ray it is a folder that all nodes mount"
-            raise BadInputError(f"{problem}; without --store Ray sends all")
-        target = open_remote(how.store)
-        target.require_writable()
-    elif how.store is not None:
-        store = Store(Path(how.store))
+    store, target = _choose_stores(how, store)
     slots, executor = _connect(how, store)
     full = resolve_models(full, store, local=how.on is None)
     every = cells_from_matrix(full, list_kinds(slots))
@@ -250,6 +241,23 @@ def sweep(
             f"{pushed} entries were copied to {target.url}; `optpipe store merge` reads it"
         )
     return Outcome(record, document_from_sweep, ExitStatus(record.exit_status))
+
+
+def _choose_stores(how: SweepOptions, store: "Store") -> "tuple[Store, RemoteWorkspace | None]":
+    """Where the sweep works, and where its entries are copied at the end, if that is elsewhere."""
+    from optpipe.workspace.remote import is_url, open_remote
+    from optpipe.workspace.store import Store
+
+    if how.store is None:
+        return store, None
+    if not is_url(how.store):
+        return Store(Path(how.store)), None
+    if how.on is not None:
+        problem = f"--store {how.store}: with --on ray it is a folder that all nodes mount"
+        raise BadInputError(f"{problem}; without --store Ray sends all")
+    target = open_remote(how.store)
+    target.require_writable()
+    return store, target
 
 
 def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Executor]":

@@ -32,8 +32,9 @@ from optpipe.core.verdict import is_reason
 from optpipe.core.wording import Call
 
 if TYPE_CHECKING:
-    from optpipe.core.verdict import Verdict
+    from optpipe.core.verdict import CriterionResult, Verdict, VerificationRecord
     from optpipe.report.progress import Terminal
+    from optpipe.signoff.verify import VerifiedDossier
     from optpipe.workspace.store import Store
 
 
@@ -352,53 +353,28 @@ def verify(
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict. With --audit: 0
     if every drawn criterion agrees with the dossier, 1 if one differs, 5 if one is undecided.
     """
-
-    from optpipe.core.verdict import CriterionResult, VerificationRecord, combine_verdicts
-    from optpipe.report.html import render_badge
+    from optpipe.core.verdict import VerificationRecord, combine_verdicts
     from optpipe.signoff.audit import audit_dossier
-    from optpipe.signoff.reports import HTML, document_from_verification
+    from optpipe.signoff.reports import document_from_verification
     from optpipe.signoff.verify import verify_dossier
-    from optpipe.workspace.files import write_bytes
-    from optpipe.workspace.places import require_writable_file
 
     if badge is not None:
-        if badge.resolve().is_relative_to(dossier.resolve()):
-            raise BadInputError(
-                f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere"
-            )
-        require_writable_file(badge, "badge")
+        _require_badge_place(badge, dossier)
     if (attestations is None) != (public_key is None):
         raise BadInputError("--attestations DIR and --public-key FILE belong together")
-    count, _, drawn = (audit or "").partition(":")
-    if audit is not None and (
-        not count.isdecimal() or int(count) < 1 or not (drawn or "0").isdecimal()
-    ):
-        raise BadInputError(f"--audit {audit}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
+    count, seed = (0, None) if audit is None else _read_audit(audit)
     with terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers, timestamp_roots)
         if attestations is not None and public_key is not None:
-            from optpipe.deploy.attestation import find_attestation_problems
-
-            unattested = tuple(find_attestation_problems(attestations, checked, public_key))
-            problems = (*checked.problems, *unattested)
-            sealed = checked.as_sealed and not unattested
-            checked = replace(
-                checked, problems=problems, as_sealed=sealed
-            )  # a wrong signature is a changed byte
-    signature = checked.signature
-    if public_key is not None:
-        known = "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
-        signature = f"attested with {public_key}{known}"
-    verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
+            checked = _check_attestations(attestations, public_key, checked)
+    status = checked.exit_status
     audited: tuple[CriterionResult, ...] = ()
-    seed, status = None, checked.exit_status
-    if audit is not None:
-        seed = int(drawn) if drawn else randbits(32)
-        source = partial(
-            model_from_options, checked.require_intact()[1].model, ModelOptions(), store
-        )
-        audited = tuple(audit_dossier(checked, int(count), seed, source, store, terminal))
-        status = combine_verdicts(audit.verdict for audit in audited).exit_status
+    if seed is not None:
+        name = checked.require_intact()[1].model
+        source = partial(model_from_options, name, ModelOptions(), store)
+        audited = tuple(audit_dossier(checked, count, seed, source, store, terminal))
+        status = combine_verdicts(criterion.verdict for criterion in audited).exit_status
+    verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
     record = VerificationRecord(
         dossier=str(dossier),
         intact=verdict is not None,
@@ -408,22 +384,66 @@ def verify(
         not_compared=checked.not_compared,
         verdict=verdict.verdict if verdict else None,
         recomputed=verdict,
-        signature=signature,
+        signature=_describe_signature(checked.signature, public_key),
         files=len(sizes),
         size_bytes=sum(sizes),
         audit=audited,
         audit_seed=seed,
     )
-    if badge is not None and badge.suffix == ".html":
-        checked.require_intact()
-        page, line = (
-            checked.files.read(HTML).decode(),
-            f'<p class="identity"><span>{html.escape(signature)}</span></p>',
-        )
-        write_bytes(badge, page.replace("</h1>", f"</h1>\n{line}", 1).encode())
-    elif badge is not None:
-        write_bytes(badge, render_badge(verdict.verdict if verdict else "NOT INTACT").encode())
+    if badge is not None:
+        _write_badge(badge, checked, record)
     return Outcome(record, document_from_verification, status)
+
+
+def _require_badge_place(badge: Path, dossier: Path) -> None:
+    from optpipe.workspace.places import require_writable_file
+
+    if badge.resolve().is_relative_to(dossier.resolve()):
+        raise BadInputError(
+            f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere"
+        )
+    require_writable_file(badge, "badge")
+
+
+def _read_audit(text: str) -> tuple[int, int]:
+    """The number of criteria and the seed; without one, a seed is drawn."""
+    count, _, seed = text.partition(":")
+    if not count.isdecimal() or int(count) < 1 or not (seed or "0").isdecimal():
+        raise BadInputError(f"--audit {text}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
+    return int(count), int(seed) if seed else randbits(32)
+
+
+def _check_attestations(
+    attestations: Path, public_key: Path, checked: "VerifiedDossier"
+) -> "VerifiedDossier":
+    """A wrong signature counts as a changed byte."""
+    from optpipe.deploy.attestation import find_attestation_problems
+
+    wrong = tuple(find_attestation_problems(attestations, checked, public_key))
+    sealed = checked.as_sealed and not wrong
+    return replace(checked, problems=(*checked.problems, *wrong), as_sealed=sealed)
+
+
+def _describe_signature(signature: str, public_key: Path | None) -> str:
+    if public_key is None:
+        return signature
+    known = "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
+    return f"attested with {public_key}{known}"
+
+
+def _write_badge(badge: Path, checked: "VerifiedDossier", record: "VerificationRecord") -> None:
+    """Writes the verdict as SVG, or the dossier's page with the signature below its heading."""
+    from optpipe.report.html import render_badge
+    from optpipe.signoff.reports import HTML
+    from optpipe.workspace.files import write_bytes
+
+    if badge.suffix != ".html":
+        write_bytes(badge, render_badge(record.verdict or "NOT INTACT").encode())
+        return
+    checked.require_intact()
+    page = checked.files.read(HTML).decode()
+    line = f'<p class="identity"><span>{html.escape(record.signature)}</span></p>'
+    write_bytes(badge, page.replace("</h1>", f"</h1>\n{line}", 1).encode())
 
 
 def approve(

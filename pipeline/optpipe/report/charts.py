@@ -99,6 +99,22 @@ def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str
     return _draw(chart, title, caption, files, _list_legend(labels, "▬"))
 
 
+def _rows_from_points(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """A row of chart data for each point, without the coordinates that it lacks."""
+    return [
+        {
+            "at": at,
+            **{name: getattr(point, name) for name in ("series", "label", "text", "group", "flag")},
+        }
+        | {
+            key: _round(value)
+            for key in ("x", "y", "low", "high")
+            if (value := getattr(point, key)) is not None
+        }
+        for at, point in enumerate(points)
+    ]
+
+
 def draw_points(
     title: str,
     caption: str,
@@ -111,18 +127,7 @@ def draw_points(
     linear: bool = False,
 ) -> Figure:
     """Draws the points with their intervals, and the line `limit`; axes are logarithmic where `choose_axis_scale` makes them so."""
-    rows = [
-        {
-            "at": at,
-            **{name: getattr(point, name) for name in ("series", "label", "text", "group", "flag")},
-        }
-        | {
-            key: _round(value)
-            for key in ("x", "y", "low", "high")
-            if (value := getattr(point, key)) is not None
-        }
-        for at, point in enumerate(points)
-    ]
+    rows = _rows_from_points(points)
     labels = [point.series for point in points]
     roof = [{"x": _round(px), "y": _round(py)} for px, py in limit]
     values = ([] if linear else [row[key] for row in (*rows, *roof)] for key in ("x", "y"))

@@ -255,6 +255,19 @@ def test_images_of_one_name_in_two_folders_have_their_own_boxes(tmp_path, whole)
     assert [[(box[0], box[4]) for box in boxes] for boxes in found] == [[(0, 0)], [(1, 1)]]
 
 
+def test_annotations_of_an_image_that_is_not_listed_are_refused(tmp_path) -> None:
+    """An image whose id is shifted by one would have lost its boxes without a word."""
+    samples = write_coco(tmp_path, [[1, 2, 10, 10]])
+    path = tmp_path / "annotations.json"
+    document = json.loads(path.read_text())
+    document["annotations"].append(
+        {"id": 9, "image_id": 2, "category_id": 5, "bbox": [1, 2, 10, 10]}
+    )
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadInputError, match="annotations of the image id 2,"):
+        read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
 DOUBLED = {
     "an id of two images": ("images", {"id": 0}, "lists the id 0 of images twice"),
     "a file twice": ("images", {"file_name": "0.png"}, "lists the image 0.png twice"),

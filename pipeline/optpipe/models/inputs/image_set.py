@@ -400,6 +400,7 @@ def _read_coco(
         by_image = group_pairs(
             (int(annotation["image_id"]), annotation) for annotation in document["annotations"]
         )
+        _require_listed(path, by_image, [int(image["id"]) for image in document["images"]])
         index = _index_classes(names, labels, classes, path)
         if samples.annotations is None:  # otherwise checked when the set was read
             _require_images(
@@ -422,6 +423,20 @@ def _require_single(path: Path, what: str, values: Iterable[Any]) -> None:
     """Raises BadInputError for a value that occurs twice; `what` has its place."""
     if doubled := [value for value, count in Counter(values).items() if count > 1]:
         raise BadInputError(f"{path} lists {what.format(str(doubled[0])[:80])} twice")
+
+
+def _require_listed(path: Path, annotated: Iterable[int], listed: Sequence[int]) -> None:
+    """Raises BadInputError for annotations of an image that the file does not list.
+
+    They are boxes that no image would have: identifiers that are shifted by one lose the truth of an image.
+    """
+    if lost := sorted(set(annotated) - set(listed)):
+        problem = (
+            f"{path}: annotations of the image id {str(lost[0])[:80]}, which 'images' does not list"
+        )
+        raise BadInputError(
+            f"{problem} ({len(lost)} such ids)\nlist these images, or remove their annotations"
+        )
 
 
 def _match_images(

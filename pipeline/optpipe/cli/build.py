@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 def _write_card(model: "Model", target: Path, images: Path | None, terminal: "Terminal") -> Outcome:
     """Writes a model card; nothing is built."""
+    from optpipe.evaluate.tasks.detection_heads import guess_detector
     from optpipe.models.export.onnx_export import read_outputs_early
     from optpipe.models.sources.card_template import make_card_text
 
@@ -38,7 +39,8 @@ def _write_card(model: "Model", target: Path, images: Path | None, terminal: "Te
         loaded = model.load()
         card = read_outputs_early(loaded) or loaded.card
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(make_card_text(card, target, images), encoding="utf-8")
+    text = make_card_text(card, target, images, detector=guess_detector(card))
+    target.write_text(text, encoding="utf-8")
     return Outcome(
         {"card": str(target)},
         lambda _: f"wrote {target}: complete it, then `optpipe build {quote(str(target))}`",

@@ -64,6 +64,35 @@ def test_a_card_for_other_inputs_has_no_steps(tmp_path):
     assert [each.name for each in card.inputs] == ["x"]
 
 
+OUTPUT = """
+import torch
+from torch import nn
+INPUTS = [dict(name="image", min=[1, 3, {0}, {1}], opt=[2, 3, {0}, {1}], max=[2, 3, {0}, {1}])]
+make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * {0} * {1}, {2} * {3}), nn.Unflatten(1, ({2}, {3})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout", "steps"),
+    [
+        ((32, 32, 7, 21), "yolov8", ["decode", "resize", "center_crop", "rescale", "pack"]),
+        ((32, 32, 63, 8), "yolov5", ["decode", "resize", "center_crop", "rescale", "pack"]),
+        ((64, 32, 10, 6), "boxes6", ["decode", "resize", "rescale", "pack"]),
+        ((32, 32, 5, 50), None, ["decode", "resize", "center_crop", "rescale", "pack"]),
+    ],
+    ids=["yolov8", "yolov5", "boxes6 beside a square", "features"],
+)
+def test_a_card_for_a_detector_has_its_head_and_the_whole_image(tmp_path, sizes, layout, steps):
+    status, path = init(tmp_path, OUTPUT.format(*sizes))
+    assert status == 0
+    card = CardSource(path).load(WeightsRequest()).card
+    assert card.head.get("layout") == layout
+    assert (card.task is Task.DETECTION) == (layout is not None)
+    written = tomllib.loads(path.read_text())["preprocessing"]["steps"]
+    assert [each["step"] for each in written] == steps
+    assert written[1]["fit"] == ("short" if layout is None else ("long", "exact")[len(steps) == 4])
+
+
 TOKENS = """
 from torch import nn
 INPUTS = [dict(name="ids", dtype="int64", min=[1, 4], opt=[4, 8], max=[8, 8], below=50)]

@@ -28,6 +28,9 @@ LAYOUTS = ("yolov5", "yolov8", "boxes6", "detr", "rt-detr", "torchvision")
 SUPPRESSED = ("yolov5", "yolov8")
 """Layouts that need non-maximum suppression (NMS) outside the engine."""
 
+STRIDES, ANCHORS = (8, 16, 32), 3
+"""Pixels of a cell of YOLO's three grids, and the boxes of a cell up to v7; later versions have one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -107,6 +110,23 @@ def _guess_layout(outputs: Sequence[TensorSpec], labels: int) -> str | None:
     if labels or not isinstance(second, int) or not isinstance(third, int):
         return None
     return "yolov8" if second < third else "yolov5"
+
+
+def guess_detector(card: ModelCard) -> str | None:
+    """The layout of an image model whose outputs have the shapes of boxes, whatever its task; None without one.
+
+    Three axes alone are features too, so that a YOLO head needs the number of boxes of its strides.
+    """
+    image = card.inputs[0] if len(card.inputs) == 1 and card.inputs[0].is_image else None
+    layout = _guess_layout(card.outputs, len(card.labels)) if image is not None else None
+    if image is None or layout not in SUPPRESSED:
+        return layout
+    shape = image.sample
+    height, width = shape[1:] if shape[0] in (1, 3) else shape[:2]
+    cells = sum((height // stride) * (width // stride) for stride in STRIDES)
+    counts = (cells, ANCHORS * cells)
+    axis = 2 if layout == "yolov8" else 1
+    return layout if card.outputs[0].shape[axis] in counts else None
 
 
 def _find_torchvision(outputs: Sequence[TensorSpec]) -> tuple[str, str, str] | None:

@@ -29,12 +29,21 @@ TOKENIZER = """\
 # tokenizer = "tokenizer.json"
 # pad_id = 0
 """
+HEAD = """\
+# A guess from the shapes of the outputs, as is the task; models/README.md lists the layouts. Remove both if
+# this is no detector."""
+LETTERBOXED, GRAY = ("yolov5", "yolov8", "boxes6"), 114
+"""Layouts of YOLO, which keeps the sides' ratio and fills the rest of the square with this gray."""
 SHRINK = 0.875
 """The usual part of the shorter side that the crop keeps."""
 
 
-def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
+def make_card_text(
+    card: ModelCard, target: Path, data: Path | None, *, detector: str | None = None
+) -> str:
     """The text of a card in `target` for a model whose outputs are known; `data` is a folder of images.
+
+    `detector` is the layout of the head whose shapes the outputs have, if any.
 
     Raises BadInputError for images where the model takes none.
     """
@@ -47,7 +56,7 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
             f"{card.name} takes no images ({inputs})", argument=Argument("images", data)
         )
     labels = list(card.labels) or _list_labels(card, data)
-    task = _guess_task(card, has_labels=bool(labels))
+    task = _guess_task(card, has_labels=bool(labels), detector=detector)
     file, _, factory = card.source.rpartition(":")
     source = os.path.relpath(file if factory else card.source, target.parent.resolve())
     lines = [
@@ -69,9 +78,12 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
         lines += [
             "",
             *_list_steps(
-                card.transform or _guess_transform(image), given=card.transform is not None
+                card.transform or _guess_transform(image, detector),
+                given=card.transform is not None,
             ),
         ]
+    if detector is not None:
+        lines += [HEAD, "[head]", f"layout = {_dump(detector)}"]
     lines += [
         "",
         "# [data]",
@@ -97,9 +109,11 @@ def _list_labels(card: ModelCard, data: Path | None) -> list[str]:
     return folders if len(folders) == classes else []
 
 
-def _guess_task(card: ModelCard, *, has_labels: bool) -> Task:
+def _guess_task(card: ModelCard, *, has_labels: bool, detector: str | None) -> Task:
     if card.task is not Task.OTHER:
         return card.task
+    if detector is not None:
+        return Task.DETECTION
     classes = card.outputs[0].classes if card.outputs else None
     takes_images = card.inputs[0].is_image
     return (
@@ -107,20 +121,28 @@ def _guess_task(card: ModelCard, *, has_labels: bool) -> Task:
     )
 
 
-def _guess_transform(image: InputSpec) -> Transform:
-    """Resize, crop, and rescale to the input's usual size."""
+def _guess_transform(image: InputSpec, detector: str | None) -> Transform:
+    """Resize, crop, and rescale to the input's usual size; a detector sees the whole image."""
     shape = image.sample
     last = shape[0] not in (1, 3)
     height, width = shape[:2] if last else shape[1:]
     channels = shape[2] if last else shape[0]
-    steps = (
-        Decode("L" if channels == 1 else "RGB"),
+    scale: tuple[Resize | CenterCrop, ...] = (
         Resize((round(min(height, width) / SHRINK),), "short"),
         CenterCrop(height, width),
-        Rescale(),
-        Pack(order="HWC" if last else "CHW", dtype=image.dtype),  # type: ignore[arg-type]
     )
-    return Transform(steps if image.dtype == "float32" else (*steps[:3], steps[4]))
+    if detector is not None:
+        is_letterbox = height == width and detector in LETTERBOXED
+        whole = (Resize((height,), "long"), CenterCrop(height, width, fill=GRAY))
+        scale = whole if is_letterbox else (Resize((height, width), "exact"),)
+    return Transform(
+        (
+            Decode("L" if channels == 1 else "RGB"),
+            *scale,
+            *((Rescale(),) if image.dtype == "float32" else ()),
+            Pack(order="HWC" if last else "CHW", dtype=image.dtype),  # type: ignore[arg-type]
+        )
+    )
 
 
 def _list_steps(transform: Transform, *, given: bool) -> Iterator[str]:

@@ -521,7 +521,7 @@ def evaluations(generator, scale) -> Iterator[Row]:
 
 
 def chosen(generator, scale) -> Iterator[Row]:
-    """The fastest of several builds that one run measured, each exactly on the limit, signed off by the figures that chose it."""
+    """The fastest of several builds, each exactly on the limit, that one workspace measured: signed off by the figures that chose it."""
 
     def judge_fastest(levels, between, count, looks):
         levels = np.asarray(levels)[:, None]
@@ -555,7 +555,7 @@ def chosen(generator, scale) -> Iterator[Row]:
             judge_fastest([1.0] * 16, between, 10, {"bench": Look()})
             for _ in range(round(400 * scale))
         ]
-        what = f"the fastest of 16 builds, measured in a run for each, 10 processes that scatter {between:.1%}"
+        what = f"the fastest of 16 builds, measured in a workspace for each, 10 processes that scatter {between:.1%}"
         yield from wrong_verdicts(ends, what, most=1.0)
 
 
@@ -1932,7 +1932,9 @@ def assumed_samples(generator, scale) -> Iterator[Row]:
         drawn = generator.multinomial(n, [lost, won, 1 - lost - won], 16)
         best = min((paired_drop(*map(int, each)) for each in drawn), key=lambda drop: drop.value)
         ends.append(judge_drop(best, lost - won, Look()))
-    yield from wrong_verdicts(ends, "the best of 16 builds, each evaluated alone", most=1.0)
+    yield from wrong_verdicts(
+        ends, "the best of 16 builds, each evaluated in another workspace", most=1.0
+    )
 
 
 def latency_limit(percent, limit_ns):

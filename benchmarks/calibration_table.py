@@ -53,9 +53,9 @@ LINES = (
     Line("evaluations", "evaluated on up to 30 other sets of samples until it is decided (by enumeration)", "up to", "PASS 18%"),
     Line("evaluations", "the best of 1 to 16 builds that were evaluated together", "the best of", "PASS 17%"),
     Line("evaluations", "power: 0.8 points inside, 3,000 images, one of 1 and of 8 builds", "inside"),
-    Line("chosen", "the fastest of 2, 8, 30 builds of one run, 5 to 20 processes that scatter 0.5 to 4%", r"builds, \d+ proc", "PASS 31%"),
+    Line("chosen", "the fastest of 2, 8, 30 builds of one workspace, 5 to 20 processes, scatter 0.5-4%", r"builds, \d+ proc", "PASS 31%"),
     Line("chosen", "power: 3% inside, scatter 1.3%, 7 processes of one of 3 builds, 10 of one of 8", "inside"),
-    Line("chosen", "*fails:* the fastest of 16 builds, measured in a run for each", "a run for each"),
+    Line("chosen", "*fails:* the fastest of 16 builds, measured in a workspace for each", "a workspace for each"),
     Line("tables", "any claim of `compare` among ten equal builds, also where 30% of processes are 5 and 12% slower", "some claim", "28%"),
     Line("tables", "power: the fastest of two and of ten builds is claimed", "the fastest"),
     Line("other_runs", "change claimed of an unchanged build in another run", "change claimed", "35%"),
@@ -127,7 +127,7 @@ LINES = (
     Line("assumed_samples", "*fails:* samples in groups of 5, 10, 30, no column `group`", "no column"),
     Line("assumed_samples", "*fails:* a class of 0.5% in 300 images without a name", "no name"),
     Line("assumed_samples", "*fails:* SNR, one in 1,000 samples with 1,000 times the noise; 1,000 to 4,000 samples", "SNR"),
-    Line("assumed_samples", "*fails:* the best of 16 builds, each evaluated alone", "evaluated alone"),
+    Line("assumed_samples", "*fails:* the best of 16 builds, each evaluated in another workspace", "another workspace"),
     Line("assumptions", "*fails:* a row of `compare` had a neighbor that slowed it by 3, 5, 8%: some claim", "neighbor"),
 )  # fmt: skip
 

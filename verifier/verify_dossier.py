@@ -69,6 +69,7 @@ KEYS = {  # of the request and of the verdict, sorted
         "baseline_artifact",
         "baseline_network",
         "baselines",
+        "candidates",
         "created_utc",
         "drawn_with",
         "measurements",
@@ -550,6 +551,7 @@ SHAPES = {
         "removed?": ["list", "text"],
         "baselines": "integer",
         "verifications": "integer",
+        "candidates?": ["map", "integer"],
         "other_file?": ["list", "text"],
         "network?": ["or", "text", "null"],
         "baseline_network?": ["or", "text", "null"],
@@ -6060,6 +6062,11 @@ def is_earlier(previous, created):
     )
 
 
+def is_counted(at, run):
+    """Whether a run of the build may have chosen it."""
+    return run.kind in ("bench", "evaluate") and at.id in run.parents
+
+
 def check_records(at, runs, wanted):
     """The rules of §2.1, each with the record that breaks it; `wanted` is the policy's [build]."""
     request, names = at.request, {run.name for run in at.runs}
@@ -6077,6 +6084,9 @@ def check_records(at, runs, wanted):
         and is_earlier(request.get("previous"), request.created_utc)
         and re.fullmatch("([0-9a-f]{64})?", request.get("verifier") or "") is not None
         and 0 < request.baselines <= 10**6
+        and (request.get("candidates") or {}).keys()
+        <= {run.name for run in at.runs if is_counted(at, run)}
+        and all(0 < count <= 10**6 for count in (request.get("candidates") or {}).values())
         and (
             request.baseline is not None
             or (
@@ -6142,7 +6152,7 @@ def read_evidence(at, document):
     request = at.request = at.json("request.json")
     at.compare(
         "request.json",
-        request | {"keys": sorted({*request, "previous"})},
+        request | {"keys": sorted({*request, "candidates", "previous"})},
         {"schema_version": 1, "keys": KEYS["request.json"]},
     )
     if request.verifier != digest(Path(__file__).read_bytes()):
@@ -6272,16 +6282,25 @@ def count_looks(at, benched, turns):  # §9
             if to_key(measurement) == key
         }
         for run in at.runs
-        if run.kind == "bench" and run.name not in at.early and not run.comparison
+        if is_judged_bench(at, run) and not run.comparison
         for key in {to_key(measurement) for measurement in run.record.measurements}
     ]
-    measured = max((len(artifacts) for artifacts in together if at.id in artifacts), default=1)
+    candidates = at.request.get("candidates") or {}
+    measured = max(
+        [1, *(len(artifacts) for artifacts in together if at.id in artifacts)]
+        + [candidates.get(run.name, 1) for run in at.runs if is_judged_bench(at, run)]
+    )
+    evaluated = max(1, len(builds), candidates.get(judged.name, 1) if judged else 1)
     parts = {
         kind: look * (look + 1) * (max(2, look) if kind in OF_SAMPLES else 2) // 2
         for kind, look in looks.items()
     }
-    shared = {"evaluate": max(1, len(builds)), "bench": measured, "regression": measured}
+    shared = {"evaluate": evaluated, "bench": measured, "regression": measured}
     return parts | {kind: parts[kind] * count for kind, count in shared.items()}
+
+
+def is_judged_bench(at, run):
+    return run.kind == "bench" and run.name not in at.early
 
 
 OF_SAMPLES = ("evaluate", "preprocess", "outputs")

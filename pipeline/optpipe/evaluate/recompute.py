@@ -101,18 +101,22 @@ def identify_data(run: Run) -> tuple[str, str]:
 
 
 def count_evaluated_together(
-    judged: Sequence[Run], evaluated: Sequence[Run], build: JudgedBuild
+    judged: Sequence[Run],
+    evaluated: Sequence[Run],
+    build: JudgedBuild,
+    candidates: Mapping[str, int],
 ) -> int:
     """The number of builds among which the evaluation may have chosen this one: those in any of its evaluations on the judged data.
 
-    `judged` are the runs that may be judged, `evaluated` all evaluations of the build.
+    `judged` are the runs that may be judged, `evaluated` all evaluations of the build; `candidates` counts builds in other evaluations
+    on the same data too.
     """
     first = next(iter(rank_evaluations(judged, build)), None)
     if first is None:
         return 1
     same = [run for run in evaluated if identify_data(run) == identify_data(first)]
     builds = {row.artifact for run in same for row in read_evaluation(run).results if row.artifact}
-    return max(1, len(builds))
+    return max(1, len(builds), candidates.get(first.name, 1))
 
 
 def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:

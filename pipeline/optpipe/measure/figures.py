@@ -5,7 +5,7 @@ is never trusted.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -320,22 +320,30 @@ def recompute_requested(stored: Measurement, files: Files) -> Measurement:
     return recompute_measurement(stored, files, latency.confidence, max(asked, default=99.0))
 
 
-def count_measured_together(runs: Sequence[Run], artifact: str) -> int:
-    """The number of builds among which a bench run may have chosen `artifact`: those that it measured under one load, with this one.
+def count_measured_together(
+    runs: Sequence[Run], artifact: str, candidates: Mapping[str, int]
+) -> int:
+    """The number of builds among which bench runs may have chosen `artifact`: those of one run and load, or the `candidates` of one.
 
     A comparison in turns chooses from none: it has another build only to compare with.
     """
     most = 1
     for run in runs:
-        if run.kind != "bench" or COMPARISON_FILE in run.manifest.files:
+        if run.kind != "bench":
             continue
-        of_load: defaultdict[object, set[str]] = defaultdict(set)
-        for measurement in read_measurements(run.files):
-            of_load[measurement.load.key].add(measurement.subject.artifact)
-        most = max(
-            [most, *(len(artifacts) for artifacts in of_load.values() if artifact in artifacts)]
-        )
+        loads = list_builds_by_load(run).values()
+        together = (len(builds) for builds in loads if artifact in builds)
+        most = max([most, candidates.get(run.name, 1), *together])
     return most
+
+
+def list_builds_by_load(run: Run) -> dict[object, dict[str, str | None]]:
+    """The artifacts that a bench run measured under each load, with the names of their models; none of a comparison in turns."""
+    of_load: defaultdict[object, dict[str, str | None]] = defaultdict(dict)
+    if COMPARISON_FILE not in run.manifest.files:
+        for one in read_measurements(run.files):
+            of_load[one.load.key][one.subject.artifact] = one.subject.model
+    return of_load
 
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:

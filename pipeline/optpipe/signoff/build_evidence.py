@@ -389,6 +389,8 @@ class Unjudged:
     """Baselines that were approved since the build was first measured, with the one before."""
     verifications: int = 1
     """Comparisons of the build's outputs with the source model's, on other samples each."""
+    candidates: Mapping[str, int] = field(default_factory=dict)
+    """By run: of how many builds of the workspace its figures may have chosen this one."""
 
 
 def evidence_from_runs(
@@ -465,8 +467,8 @@ def count_looks(
         kind: Look(max(1, count + removed[kind]), sampled=kind in OF_SAMPLES)
         for kind, count in drawn.items()
     }
-    together = count_measured_together(runs, build.artifact)
-    builds = count_evaluated_together(runs, evaluated, build)
+    together = count_measured_together(runs, build.artifact, unjudged.candidates)
+    builds = count_evaluated_together(runs, evaluated, build, unjudged.candidates)
     regressions = looks["bench"].number + max(0, unjudged.baselines - 1)
     return looks | {
         "bench": replace(looks["bench"], builds=together),

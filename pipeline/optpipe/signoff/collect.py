@@ -39,6 +39,7 @@ from optpipe.models.artifacts.missing_builds import make_unbuilt_error
 from optpipe.models.artifacts.network_facts import describe_network
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
+from optpipe.signoff.candidates import count_candidates
 from optpipe.signoff.dossier import RUN_SUFFIXES, DossierRequest, hash_verifier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
@@ -168,6 +169,8 @@ def collect_evidence(
     )
     about = dict.fromkeys(JUDGED_RUNS, entry.id) | {"preprocess": entry.manifest.parents[0]}
     benched = [run.manifest.started_utc for run in mine if run.kind == "bench"]
+    policy_utc = register_policy(wanted.policy, store)
+    first = (wanted.since, policy_utc if wanted.policy.preregistered else None)
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
@@ -185,11 +188,14 @@ def collect_evidence(
         removed=tuple(run.name for run in removed if about[run.kind] in run.manifest.parents),
         baselines=count_baselines(baseline.folder, min(benched, default=None)) if baseline else 1,
         verifications=max(1, len(checked)),
+        candidates=count_candidates(
+            entry, mine, first, store, baseline=approved.artifact if approved else None
+        ),
         other_file=other_file,
         network=network,
         baseline_network=approved.network if approved else None,
         since=wanted.since,
-        policy_utc=register_policy(wanted.policy, store),
+        policy_utc=policy_utc,
         verifier=hash_verifier(),
         previous=find_previous(entry, store),
     )

@@ -85,6 +85,8 @@ class DossierRequest:
     """Baselines that the artifact was compared with: those approved since it was first measured, and the one before."""
     verifications: int = 1
     """Comparisons of the artifact's outputs with the source model's in the workspace."""
+    candidates: Mapping[str, int] = field(default_factory=dict)
+    """By each judged bench run and evaluation of the artifact: of how many builds it may have been chosen; empty in older dossiers."""
     other_file: tuple[str, ...] = ()
     """Bench runs of another file under the artifact's id, which are not in the dossier."""
     network: str | None = None

@@ -374,20 +374,31 @@ def _note_look(evidence: BuildEvidence) -> Note:
     if any(look.sampled and look.number > 2 for look in evidence.looks.values()):
         shares += f", of scores of samples from the third on in {2 * error:.3g}% / (k² (k + 1))"
     stricter = f"each further look needs stronger evidence: {shares}"
-    return Note("look", message, MEASURE_ENOUGH + "; " + stricter)
+    way = MEASURE_ENOUGH
+    if evidence.find_look("bench").builds > LARGEST_SHARED:
+        way += (
+            "; or measure the chosen build again, and judge it from then on (`signoff "
+            + Argument("since", "TIME")
+            + "`), which spends one look instead of a share for each build"
+        )
+    return Note("look", message, way + "; " + stricter)
+
+
+LARGEST_SHARED = 3
+"""Builds that share a first look; with more, each share is smaller than that of a second look."""
 
 
 def _describe_looks(evidence: BuildEvidence) -> Iterator[str]:
     """One phrase for each kind of evidence that was judged: `accuracy, look 2 (2 sets of samples), at 99.17%`."""
     baselines = evidence.find_look(REGRESSION.name).number - evidence.find_look("bench").number + 1
-    approved = f" and {baselines} baselines" if baselines > 1 else ""
+    approved = f", and {baselines} baselines" if baselines > 1 else ""
     kinds = (
         ("measurements", "bench", "bench run", " of one load", evidence.measured),
         (
             REGRESSION.name,
             REGRESSION.name,
             "bench run",
-            f" of one load{approved}",
+            " of one load",
             evidence.baseline,
         ),
         (SPEEDUP.name, "turns", "comparison", " in turns", evidence.turns),
@@ -403,8 +414,10 @@ def _describe_looks(evidence: BuildEvidence) -> Iterator[str]:
         count = evidence.find_look("bench").number if kind == REGRESSION.name else look.number
         why = f"{count} {what}{'s' if count > 1 else ''}{of}"
         if look.builds > 1:
-            on, done = ("on", "evaluated") if kind == "evaluate" else ("in", "measured")
+            on, done = ("on", "evaluated") if kind == "evaluate" else ("under", "measured")
             why += f", {on} which {look.builds} builds were {done}"
+        if kind == REGRESSION.name:
+            why += approved
         level = 100 * look.compute_confidence(evidence.policy_confidence)
         yield f"{name}, look {look.number} ({why}), at {level:.4g}%"
 
@@ -495,7 +508,12 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
         dossier.baseline_runs, confidence, request.baseline_artifact
     )
     unjudged = Unjudged(
-        left_out, dossier.earlier_runs, request.removed, request.baselines, request.verifications
+        left_out,
+        dossier.earlier_runs,
+        request.removed,
+        request.baselines,
+        request.verifications,
+        request.candidates,
     )
     evidence = evidence_from_runs(build, dossier.runs, dossier.policy, unjudged)
     checked, of_outputs = dossier.verification, evidence.find_confidence("build")

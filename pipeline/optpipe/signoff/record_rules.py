@@ -54,7 +54,7 @@ LOOSEST = 2.0
 """A verification is judged by the batches that fit worst, and states the errors of all samples."""
 SNR_APART_DB = 3.0
 MOST_LOOKS = 1_000_000
-"""Of baselines and of verifications, which nobody compares so often."""
+"""Of baselines, of verifications, and of builds, which nobody compares so often."""
 
 
 def find_contradicting_records(dossier: Dossier) -> Iterator[str]:
@@ -215,6 +215,7 @@ def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
     of_baseline = (request.baseline_artifact, request.baseline_network)
     if not (0 < request.baselines <= MOST_LOOKS and 0 < request.verifications <= MOST_LOOKS):
         yield f"{request.baselines} baselines and {request.verifications} verifications"
+    yield from _check_candidates(request, dossier)
     for key in ("backend", "precision"):
         asked, judged = dossier.policy.build.get(key), str(getattr(dossier.artifact.info, key))
         if asked not in (None, judged):
@@ -240,6 +241,19 @@ def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
     ]
     if request.verifications < len(checked):
         yield f"{request.verifications} verifications, but the dossier has {len(checked)}"
+
+
+def _check_candidates(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
+    there = {
+        run.name
+        for run in dossier.every_run
+        if run.kind in ("bench", "evaluate") and request.artifact in run.manifest.parents
+    }
+    for name, count in request.candidates.items():
+        if name not in there:
+            yield f"candidates names {name}, which is no bench run or evaluation of the build"
+        if not 0 < count <= MOST_LOOKS:
+            yield f"it was one of {count} builds"
 
 
 def _check_rounds(tuning: ThroughputTuning) -> Iterator[str]:

@@ -351,7 +351,7 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     """One line for each contradiction between two records, or inside one."""
     request = dossier.request
     stored = record_from_files(dossier.files, REQUEST, dict)
-    written = {*stored, "previous"}  # older dossiers do not have it
+    written = {*stored, "candidates", "previous"}  # older dossiers do not have them
     if absent := {member.name for member in fields(DossierRequest)} - written:
         yield f"{REQUEST}: has no key {', '.join(sorted(absent))}"
     yield from _find_spaced_models(dossier)

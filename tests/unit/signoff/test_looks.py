@@ -98,19 +98,65 @@ def test_builds_that_were_evaluated_together_share_the_error(workspace, built, j
     assert find_width(found[name]) > find_width(alone[name])
 
 
-def test_builds_that_one_run_measured_share_the_error(workspace, built, judge):
-    policy = f'{POLICY}[build]\nartifact = "{built.id}"\n'
-    _, alone = judge(policy=policy)
+def of(built):
+    return f'{POLICY}[build]\nartifact = "{built.id}"\n'
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_builds_that_were_measured_share_the_error(workspace, built, judge, apart):
+    """In one run with the judged one, or in a run for each, as by a sweep."""
+    _, alone = judge(policy=of(built))
     others = [workspace.artifact("fp16", macs=each) for each in (0.7, 0.8)]
-    workspace.bench(*others)
-    assert "builds were measured" not in judge(policy=policy)[0]  # in another run
-    workspace.bench(built, *others)
-    note, found = judge(policy=policy)
-    level = 100 * Look(2, builds=3).compute_confidence(0.95)
-    assert f"2 bench runs of one load, in which 3 builds were measured), at {level:.4g}%" in note
+    for each in [[one] for one in others] if apart else [[built, *others]]:
+        workspace.bench(*each)
+    note, found = judge(policy=of(built))
+    runs = 1 if apart else 2
+    level = 100 * Look(runs, builds=3).compute_confidence(0.95)
+    assert f"of one load, under which 3 builds were measured), at {level:.4g}%" in note
     assert "accuracy, look 1 " in note
     name = "accuracy.maximum_drop"
     assert find_width(found[name]) == find_width(alone[name])
+
+
+def test_removed_runs_of_other_builds_have_chosen_all_the_same(workspace, built, judge):
+    other = workspace.bench(workspace.artifact("fp16", macs=0.7))
+    remove_stored(workspace.store, other.name, with_dependents=False)
+    assert "under which 2 builds were measured" in judge(policy=of(built))[0]
+
+
+def test_removed_builds_have_chosen_all_the_same(workspace, built, judge):
+    other = workspace.artifact("fp16", macs=0.7)
+    workspace.bench(other)
+    remove_stored(workspace.store, other.id, with_dependents=True)
+    assert "under which 2 builds were measured" in judge(policy=of(built))[0]
+
+
+def test_builds_of_another_network_or_load_or_before_since_have_not_chosen(
+    workspace, built, judge, tmp_path
+):
+    workspace.bench(workspace.artifact("fp16", width=4))
+    workspace.bench(workspace.artifact("fp16", macs=0.7), batches=(8,))
+    assert "builds were measured" not in judge(policy=of(built))[0]
+    other = workspace.bench(workspace.artifact("fp16", macs=0.8))
+    again = workspace.bench(built)
+    assert other.manifest.started_utc < again.manifest.started_utc
+    record, folder = workspace.sign_off(
+        of(built) % "2", tmp_path / "since", since=again.manifest.started_utc
+    )
+    found, verdict = examine(folder)
+    assert (found.differs, verdict) == ([], record.verdict)
+    note = next(one.message for one in record.notes if one.code == "look")
+    assert "measurements, look 2 (2 bench runs of one load), at" in note
+
+
+def test_builds_that_were_evaluated_apart_on_the_same_samples_share_the_error(
+    workspace, built, judge
+):
+    other = workspace.artifact("fp16", macs=0.7)
+    workspace.evaluate(other, first=5000)
+    assert "builds were evaluated" not in judge(policy=of(built))[0]
+    workspace.evaluate(other)
+    assert "on which 2 builds were evaluated" in judge(policy=of(built))[0]
 
 
 @pytest.mark.slow
@@ -171,7 +217,8 @@ def test_each_baseline_after_the_first_measurement_is_a_look_at_regressions(
     for name in ("second", "third"):
         workspace.approve(latency, tmp_path / name)
     note, _ = judge("50", regression)
-    assert "regression, look 3 (1 bench run of one load and 3 baselines), at 99.58%" in note
+    looks = "1 bench run of one load, under which 2 builds were measured, and 3 baselines"
+    assert f"regression, look 3 ({looks}), at 99.79%" in note
     assert "measurements, look 1 " in note
 
 

@@ -127,6 +127,14 @@ def name_a_present_run(kind):
     return forge
 
 
+def chosen_among(count):
+    def forge(folder):
+        run = next(folder.glob("runs/bench-*")).name
+        edit(folder / "request.json", "candidates", value={run: count})
+
+    return forge
+
+
 def ask_for(after, old, new):
     """The policy selects another build than the one that was judged."""
 
@@ -295,6 +303,9 @@ CONTRADICTING = {
     "fewer verifications than there are": in_request("verifications", value=0),
     "more baselines than anyone has": in_request("baselines", value=2**62),
     "more verifications than anyone made": in_request("verifications", value=2**62),
+    "one of fewer builds than itself": chosen_among(0),
+    "one of more builds than anyone has": chosen_among(2**62),
+    "chosen by a run that is not there": in_request("candidates", value={"bench-1": 2}),
     "another speedup than the rounds": with_rounds(speedup=3.0),
     "another interval than the rounds": with_rounds(speedup_ci=[1.0, 1.02]),
     "no interval of four rounds": with_rounds(speedup_ci=None),

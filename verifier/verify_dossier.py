@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Checks a dossier of `optpipe signoff` without optpipe: its hashes, every judged figure, and the verdict.
 
-    python3 verify_dossier.py DOSSIER
+    usage: python3 verify_dossier.py DOSSIER
 
 Written from docs/dossier-format.md, version 1, whose sections are named below as §. Needs Python 3.11, and `polars` to
 read Parquet. Exit status: 0 the dossier agrees with its raw files, 1 it differs, 5 nothing differs but a judged figure
-was not recomputed (an `open` line names it), 2 not a dossier, 3 no polars.
+was not recomputed (an `open` line names it), 2 not a dossier or wrong use, 3 no polars.
 """
 
 import hashlib
@@ -6341,8 +6341,15 @@ def examine(folder):
 
 
 def main():
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        return print(__doc__.strip()) or 0
     folder = Path(*sys.argv[1:2])
-    if len(sys.argv) != 2 or not (folder / SUMS).is_file():
+    if len(sys.argv) != 2:
+        return (
+            print("usage: python3 verify_dossier.py DOSSIER (--help explains)", file=sys.stderr)
+            or 2
+        )
+    if not (folder / SUMS).is_file():
         return print(f"{folder}: not a dossier (no {SUMS})", file=sys.stderr) or 2
     at, verdict = examine(folder)
     at.stated.append("prose and renderings are not compared, and §11")

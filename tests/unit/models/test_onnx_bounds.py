@@ -163,6 +163,13 @@ def test_loops_are_counted_with_those_around_them(tmp_path, trips) -> None:
     assert_refused(tmp_path / "net.onnx", "Loop", str(np.prod(trips)))
 
 
+def test_a_graph_whose_build_would_take_minutes_is_refused(tmp_path, count) -> None:
+    count = 30_001
+    names = ["x", *map("t{}".format, range(count - 1)), "y"]
+    onnx_model([("Relu", *pair) for pair in pairwise(names)], *SIDES, path=tmp_path / "net.onnx")
+    assert_refused(tmp_path / "net.onnx", f"{count} nodes", "30000 is the most")
+
+
 def test_nodes_lists_ends_and_axes_are_bounded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(onnx_bounds, "MOST_NODES", 20)
     monkeypatch.setattr(onnx_bounds, "MOST_ENTRIES", 20)

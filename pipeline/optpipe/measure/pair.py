@@ -274,8 +274,12 @@ class PairBench:
         baseline, contender = (artifact.entry.id for artifact in self.artifacts.values())
         count = f"process {len(measured)} of {2 * self.rounds} or more"
         turns = Call("bench", contender, against=baseline, turns=True)
-        keep_going = Argument("keep_going", True, setting=True)
-        anyway = Call("bench", contender, against=baseline, keep_going=keep_going)
+        anyway = Call(
+            "bench",
+            contender,
+            against=baseline,
+            keep_going=Argument("keep_going", True, setting=True),
+        )
         self.listener.warn(explain_stop(count, self.cause, turns, anyway))
         return True
 

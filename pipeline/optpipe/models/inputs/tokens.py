@@ -8,7 +8,7 @@ import numpy as np
 
 from optpipe.core import LazyModule
 from optpipe.core.card import ModelCard
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.files import read_user_text
 from optpipe.models.inputs.text_lines import Text
 from optpipe.models.sources.text_tokenizer import TYPES, Tokens, encode_by_function, is_function
@@ -25,7 +25,24 @@ def gives_types(tokenizer: str) -> bool:
     pair = ("a", "b")
     if is_function(tokenizer):
         return any(any(row.types) for row in encode_by_function(tokenizer, [pair]))
-    return any(tokenizers.Tokenizer.from_str(tokenizer).encode(*pair).type_ids)
+    (encoding,) = encode_batch(tokenizers.Tokenizer.from_str(tokenizer), [pair])
+    return any(encoding.type_ids)
+
+
+def encode_batch(loaded: Any, texts: Sequence[Text]) -> list[Any]:
+    """The `tokenizers.Encoding` of each text. Raises BadInputError where a rule of the tokenizer fails on one of them.
+
+    A regular expression that gives up, as `(a+)+$` does, ends as a panic of Rust, which is no Exception and has no importable name.
+    """
+    try:
+        return list(loaded.encode_batch(list(texts)))
+    except BaseException as error:
+        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+            raise
+        raise BadInputError(
+            f"the tokenizer fails on a text: {first_line(error)[:200]}",
+            remedy="check the regular expressions of its tokenizer.json",
+        ) from error
 
 
 def find_long_texts(texts: Mapping[str, Text], tokenizer: str, max_length: int) -> dict[str, int]:
@@ -38,7 +55,7 @@ def find_long_texts(texts: Mapping[str, Text], tokenizer: str, max_length: int) 
     else:
         loaded = tokenizers.Tokenizer.from_str(tokenizer)
         loaded.no_padding()
-        counts = [len(encoding.ids) for encoding in loaded.encode_batch(list(texts.values()))]
+        counts = [len(encoding.ids) for encoding in encode_batch(loaded, list(texts.values()))]
     return {name: count for name, count in zip(texts, counts, strict=True) if count > max_length}
 
 
@@ -71,7 +88,7 @@ def tokenize(texts: Sequence[Text], tokenizer: Path, max_length: int) -> list[An
     loaded.no_padding()
     own = loaded.truncation or {"max_length": max_length}
     loaded.enable_truncation(**{**own, "max_length": min(own["max_length"], max_length)})
-    return list(loaded.encode_batch(list(texts)))
+    return encode_batch(loaded, texts)
 
 
 def encode(texts: Sequence[Text], tokenizer: Path, max_length: int) -> list[Tokens]:

@@ -163,7 +163,7 @@ def test_loops_are_counted_with_those_around_them(tmp_path, trips) -> None:
     assert_refused(tmp_path / "net.onnx", "Loop", str(np.prod(trips)))
 
 
-def test_a_graph_whose_build_would_take_minutes_is_refused(tmp_path, count) -> None:
+def test_a_graph_whose_build_would_take_minutes_is_refused(tmp_path) -> None:
     count = 30_001
     names = ["x", *map("t{}".format, range(count - 1)), "y"]
     onnx_model([("Relu", *pair) for pair in pairwise(names)], *SIDES, path=tmp_path / "net.onnx")

@@ -153,7 +153,7 @@ def require_artifacts(built: ModelBuild) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What all builds of a model are made from and compared with."""
+    """What the builds of a model share: the graph, the reference that they are compared with, and the store."""
 
     model: Model
     plan: BuildPlan

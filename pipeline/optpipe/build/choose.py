@@ -142,7 +142,7 @@ def _race_candidates(
     pool: WorkerPool,
     device: Device,
 ) -> tuple[Decision, str]:
-    """Races the builds that keep the budget, and writes the run; returns the decision and the run's folder."""
+    """Races the builds that stay within the accuracy budget and writes the run. Returns the decision and the folder of the run."""
     store = search.store
     with open_run(store.workspace, "choose") as run:
         seed = randbits(32)

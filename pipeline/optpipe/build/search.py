@@ -30,7 +30,7 @@ class CandidateSearch:
 
     model: Model
     card: ModelCard
-    """Of the exported model."""
+    """The card of the exported model."""
     sizes: tuple[int, ...]
     """The batch sizes at which builds compete."""
     judge: Judge
@@ -60,7 +60,7 @@ class CandidateSearch:
             self._build_doubtful(doubtful)
 
     def list_able(self) -> list[BuiltArtifact]:
-        """The builds that keep the budget."""
+        """The builds that stay within the accuracy budget."""
         return [build for build in self.judged if build.keeps_budget]
 
     def measure_slowdowns(self, builds: Sequence[BuiltArtifact]) -> dict[str, float]:
@@ -88,7 +88,7 @@ class CandidateSearch:
             self.omitted += (Omission(backend.name, "", reason),)
 
     def _find_half_builds(self) -> set[str]:
-        """The backends whose FP16 build keeps the budget; with any of them also the empty name."""
+        """The backends whose FP16 build stays within the accuracy budget, and the empty name if there is any."""
         half = (build.entry.info for build in self.list_able())
         return {
             name for info in half if info.precision is Precision.FP16 for name in ("", info.backend)

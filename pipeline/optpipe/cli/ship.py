@@ -244,7 +244,7 @@ def sweep(
 
 
 def _choose_stores(how: SweepOptions, store: "Store") -> "tuple[Store, RemoteWorkspace | None]":
-    """Where the sweep works, and where its entries are copied at the end, if that is elsewhere."""
+    """The workspace in which the sweep runs, and the one to which its entries are copied at the end, if they differ."""
     from optpipe.workspace.remote import is_url, open_remote
     from optpipe.workspace.store import Store
 

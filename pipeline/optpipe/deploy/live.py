@@ -360,7 +360,7 @@ def judge_latencies(
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What the latencies of one load tell of the server's queue."""
+    """What the latencies under one load show about the server's queue."""
 
     latency_ns: npt.NDArray[np.float64]
     """In the order in which the requests were due."""

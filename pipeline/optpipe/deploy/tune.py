@@ -67,7 +67,7 @@ Setting = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What every candidate is loaded with, and the policy's strictest limit of latency."""
+    """The load that every candidate receives, and the strictest latency limit of the policy."""
 
     inputs: Mapping[str, np.ndarray]
     rate_per_s: float | None

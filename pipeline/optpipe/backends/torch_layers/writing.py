@@ -72,7 +72,7 @@ class StepWriter:
         self._write(layer, step, new, outputs)
 
     def _read_operands(self, layer: Layer) -> tuple[Any, Any, float]:
-        """What a convolution reads, what it adds, and the scale of that: 0 if it adds nothing."""
+        """The input of a convolution, the tensor that it adds, and the scale of that tensor: 0 if it adds none."""
         added, added_scale = None, 0.0
         if layer.table is None:
             given = self.replaced.get(layer.given, layer.given)

@@ -165,7 +165,7 @@ def keep_packages_note(computed: str | None, stored: str | None) -> str | None:
 
 
 class EnergyCounterMetric(Metric):
-    """What follows from the energy counter of a GPU, which one sensor feeds."""
+    """A metric that is derived from the energy counter of a GPU, and shares the error of its sensor."""
 
     mark = "≈ "
     sensor_share = SENSOR_SHARE

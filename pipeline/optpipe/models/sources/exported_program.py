@@ -102,9 +102,9 @@ class ProgramFileSource:
 def _require_float32(program: Any, path: Path) -> None:
     own = find_own_type(program.graph_module) or next(
         (
-            str(each.dtype).removeprefix("torch.")
-            for each in program.state_dict.values()
-            if each.dtype in (torch.float16, torch.bfloat16, torch.float64)
+            str(tensor.dtype).removeprefix("torch.")
+            for tensor in program.state_dict.values()
+            if tensor.dtype in (torch.float16, torch.bfloat16, torch.float64)
         ),
         None,
     )
@@ -154,7 +154,7 @@ def _describe_inputs(program: Any, values: Mapping[str, Any]) -> Any:
 
 def _describe_value(name: str, value: Any) -> Any:
     kind = torch.onnx.JitScalarType.from_dtype(value.dtype).onnx_type()
-    sizes = [each if isinstance(each, int) else str(each) for each in value.shape]
+    sizes = [size if isinstance(size, int) else str(size) for size in value.shape]
     return onnx.helper.make_tensor_value_info(name, kind, sizes)
 
 
@@ -172,7 +172,7 @@ def _read_quantization(program: Any, path: Path) -> Precision | None:
 
     Raises BadInputError for granularities and ranges that Q/DQ pairs of ONNX cannot state.
     """
-    found = None
+    precision = None
     for node, name in _list_quantizers(program):
         if name not in _PAIRS:
             raise BadInputError(
@@ -182,10 +182,12 @@ def _read_quantization(program: Any, path: Path) -> Precision | None:
                 remedy="quantize it with fixed ranges, not at run time, and not by groups, tokens, or blocks",
             )
         if name.startswith("quantize"):
-            dtype = next((each for each in node.args if isinstance(each, torch.dtype)), None)
+            dtype = next(
+                (argument for argument in node.args if isinstance(argument, torch.dtype)), None
+            )
             _require_whole_range(node, dtype, path)
-            found = Precision.FP8 if _FLOAT8 in str(dtype) else found or Precision.INT8
-    return found
+            precision = Precision.FP8 if _FLOAT8 in str(dtype) else precision or Precision.INT8
+    return precision
 
 
 def _require_whole_range(node: Any, dtype: Any, path: Path) -> None:

@@ -86,13 +86,13 @@ def _require_stored(
 ) -> dict[str, zipfile.ZipInfo]:
     """The files by their names below the archive's folder. Raises BadInputError for those that are larger than they look."""
     entries = archive.infolist()
-    names = [each.filename for each in entries]
+    names = [entry.filename for entry in entries]
     repeated = len(set(names)) < len(names)
-    packed = any(each.compress_type != zipfile.ZIP_STORED for each in entries)
-    if repeated or packed or sum(each.file_size for each in entries) > size_bytes:
+    packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+    if repeated or packed or sum(entry.file_size for entry in entries) > size_bytes:
         what = "has two files of one name" if repeated else "expands to more than its size"
         raise BadInputError(f"its archive {what}, as torch writes none", place=path)
-    return {each.filename.partition("/")[2]: each for each in entries}
+    return {entry.filename.partition("/")[2]: entry for entry in entries}
 
 
 def _require_kind(files: Mapping[str, Any], path: Path) -> None:
@@ -107,7 +107,7 @@ def _require_kind(files: Mapping[str, Any], path: Path) -> None:
     if programs == [_PROGRAM]:
         return
     if programs:
-        shown = ", ".join(escape(each.removeprefix("models/"))[:80] for each in programs[:3])
+        shown = ", ".join(escape(program.removeprefix("models/"))[:80] for program in programs[:3])
         raise BadInputError(
             f"it holds {len(programs)} programs ({shown}), and none or more than one is called model",
             place=path,
@@ -248,13 +248,13 @@ def _is_small(node: ast.AST) -> bool:
 
 
 def _is_symbol(node: ast.Call) -> bool:
-    named = [each.value for each in node.args if isinstance(each, ast.Constant)]
-    flags = [each.value for each in node.keywords]
+    named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+    flags = [keyword.value for keyword in node.keywords]
     return (
         len(named) == len(node.args) == 1
         and isinstance(named[0], str)
         and _SYMBOL.fullmatch(named[0]) is not None
-        and all(isinstance(each, ast.Constant) for each in flags)
+        and all(isinstance(flag, ast.Constant) for flag in flags)
     )
 
 
@@ -287,8 +287,8 @@ def _require_bounded_values(described: Any, path: Path) -> None:
 
 
 def _require_bounded_sizes(sizes: Sequence[Any], path: Path) -> None:
-    known = [each.get("as_int", 1) if isinstance(each, Mapping) else each for each in sizes]
-    if math.prod(max(int(each), 1) for each in known) > get_memory_bytes():
+    known = [size.get("as_int", 1) if isinstance(size, Mapping) else size for size in sizes]
+    if math.prod(max(int(size), 1) for size in known) > get_memory_bytes():
         shown = "x".join(map(str, known))
         raise BadInputError(f"a tensor of {shown} exceeds this machine's memory", place=path)
 
@@ -303,8 +303,8 @@ def _require_plain_payload(
     described = _read_json(archive, info, path)
     _require_bounded_values(described, path)
     folder = info.filename.partition("/")[2].rpartition("/")[0]
-    for name, each in described["config"].items():
-        held = str(each["path_name"])
+    for name, payload in described["config"].items():
+        held = str(payload["path_name"])
         shown = escape(name)[:80]
         if _PLAIN.fullmatch(name) is None or f"{folder}/{held}" not in files:
             raise BadInputError(f"its tensor '{shown}' has no data", place=path)
@@ -314,7 +314,7 @@ def _require_plain_payload(
                 place=path,
                 remedy="export a module whose constants are tensors",
             )
-        if each["use_pickle"]:
+        if payload["use_pickle"]:
             _require_plain_pickle(archive.read(files[f"{folder}/{held}"]), name, path)
 
 
